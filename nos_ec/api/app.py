@@ -154,6 +154,12 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
         to GC's limits. The store keeps the last 50 of each kind, without GC runs that found nothing to do."""
         return readings.events(since_ms)
 
+    @app.get("/v1/daemons", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
+    def daemons() -> models.Daemons:
+        """Return the producers, consumers and GC daemons that were alive in the last day, and what each has set
+        aside."""
+        return readings.daemons()
+
     @app.get("/v1/histograms", tags=["store"], dependencies=guard, responses=_responses(token, 422, 503))
     def histograms() -> models.Histograms:
         """Return histograms of how full the blocks are and how many holes they have."""

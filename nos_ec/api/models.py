@@ -15,6 +15,7 @@ from nos_ec.api.cost_models import Cost
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
+from nos_ec.engine.figures.daemons import Daemon
 from nos_ec.engine.figures.events import StoreEvent
 from nos_ec.monitoring.health import HIDDEN
 from nos_ec.ports.metadata import ScrubPass, WaitReason
@@ -189,6 +190,21 @@ class Events(_Answer):
         ],
     )  # fmt: skip
     events: list[StoreEvent] = Field(max_length=1000)
+
+
+class Daemons(_Answer):
+    """The daemons that were alive in the last day. One that has not stopped (`ended_ms` is null), and was not seen for
+    three minutes, is dead or cannot reach the metadata."""
+
+    model_config = _example(
+        daemons=[
+            {"service": "consumer", "process": "process 812 on host1", "version": "0.1.0", "started_ms": 1763600000000,
+             "seen_ms": 1763700000000, "ended_ms": None, "parked": 1,
+             "items": [{"what": "object", "name": "photos/2026/a.jpg", "reason": "the landing copy cannot be read",
+                        "since_ms": 1763690000000, "failures": 7}]},
+        ],
+    )  # fmt: skip
+    daemons: list[Daemon] = Field(max_length=1000)
 
 
 class Bucket(_Answer):

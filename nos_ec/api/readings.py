@@ -21,6 +21,7 @@ from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.explain.blocks import BlockExplanation
 from nos_ec.engine.explain.objects import ObjectExplanation
+from nos_ec.engine.figures.daemons import read_daemons
 from nos_ec.engine.figures.events import read_events
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
@@ -75,6 +76,10 @@ class Readings:
     def events(self, since_ms: int) -> models.Events:
         """Return the events since this time, the newest first. Raises Transient."""
         return models.Events(events=read_events(self._system.metadata, since_ms))
+
+    def daemons(self) -> models.Daemons:
+        """Return the daemons that are recorded. Raises Transient."""
+        return models.Daemons(daemons=read_daemons(self._system.metadata))
 
     def _count_blocks(self) -> models.Histograms:
         full, holes = _Buckets(_UTILISATION_BOUNDS), _Buckets(_HOLE_BOUNDS)

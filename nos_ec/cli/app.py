@@ -33,6 +33,7 @@ MODULES = {
     "operator.scrub": ("scrub",),
     "operator.explain": ("explain",),
     "operator.events": ("events",),
+    "operator.daemons": ("daemons",),
     "operator.audit": ("audit",),
     "operator.shards": ("shards",),
     "operator.metadata": ("metadata",),

@@ -20,10 +20,12 @@ from typing import Any
 import pytest
 
 from nos_consumer.assemble import consumer_service
+from nos_ec import __version__
 from nos_ec.api.access import Token
 from nos_ec.cli.app import run
 from nos_ec.cli.operator.status import _percent
 from nos_ec.cli.terminal.output import time_text
+from nos_ec.cli.terminal.watching import keeping_presence
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.engine.gc.run_note import read_run, write_run
@@ -32,6 +34,8 @@ from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from nos_ec.settings.masking import MASK
+from nos_gc.assemble import gc_service
+from tests.rig.waiting import until
 from tests.service.cli.test_api import AUTHORISED, TOKEN, Api, app_of, device_content, fill, serve
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import STRIPE, Bench
@@ -483,3 +487,20 @@ def test_a_killed_run_of_gc_is_an_event_of_the_next_run(bench: Bench, cli: Cli, 
         cli("gc", "run", "--apply")
     killed = [one for one in cli("events", "--kind", "gc")["events"] if one["outcome"] == "failed"]
     assert [(one["process"], one["at_ms"], one["times"]) for one in killed] == [("process 7 on lost", run.seen_ms, 1)]
+
+
+def test_the_daemons_of_a_store_are_listed(cli: Cli, system: System) -> None:
+    assert cli.text("daemons") == "no daemon is recorded\n"
+    monitor = system.operator.monitor("gc", writes=True)
+    gc_service(system, monitor)
+    assert {"fenced block", "landing copy"} <= {queue.what for queues in monitor.parked for queue in queues()}
+    with keeping_presence(system, monitor):
+        until(lambda: cli("daemons")["daemons"])
+        assert "gc        alive since " in cli.text("daemons")
+        (alive,) = cli("daemons")["daemons"]
+        assert (alive["service"], alive["version"], alive["parked"], alive["alive"]) == ("gc", __version__, 0, True)
+    (gone,) = cli("daemons")["daemons"]
+    assert gone["alive"] is False
+    assert "gc        stopped " in cli.text("daemons")
+    with serve(app_of(system, Token(TOKEN)), **AUTHORISED) as client:
+        assert Api(client)("/v1/daemons")["daemons"] == [{k: v for k, v in gone.items() if k != "alive"}]
