@@ -42,6 +42,12 @@ class Token:
         """Return whether the token is right, in a time that does not depend on how much of it is right."""
         return hmac.compare_digest(_digest(given), self._digest)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Token) and hmac.compare_digest(self._digest, other._digest)
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
 
 def find_token(settings: ApiSettings) -> Token | None:
     """Return the token of the settings, or None if they allow requests without one. Raises ConfigError."""

@@ -19,7 +19,10 @@ from nos_ec.engine.figures.header_survey import read_headers_found
 from nos_ec.engine.figures.log_figures import LogFigures, log_figures
 from nos_ec.engine.figures.store_totals import DatedTotals, StoreTotals
 from nos_ec.engine.figures.usage import usage_spans
+from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.objects.trash import TrashCan
+from nos_ec.engine.operator_changes import OperatorChanges
 from nos_ec.engine.scrub.planned import PlannedMending
 from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
 from nos_ec.engine.upkeep.shard_rebuild import ShardRebuild
@@ -157,6 +160,13 @@ class OperatorSide:
         """Return the mender that makes the repairs which a check or scrub has planned."""
         adapters = self._adapters
         return PlannedMending(self.checked(), adapters.shards, adapters.settings.put.reservation_ms, adapters.trail)
+
+    def changes(self) -> OperatorChanges:
+        """Return what makes the changes of operators and records them."""
+        adapters = self._adapters
+        return OperatorChanges(
+            GcControl(adapters.metadata), TrashCan(adapters.metadata, adapters.clock), adapters.trail
+        )
 
     def checked(self) -> Checked:
         """Return the parts of the store that a check or a scrub examines."""

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.composition.wiring import System
-from nos_ec.console import block_page, blocks, buckets, flow, last_night, object_page, objects, overview, space
+from nos_ec.console import block_page, blocks, buckets, changes, flow, last_night, object_page, objects, overview, space
 from nos_ec.console.login import Login, LoginRequired
-from nos_ec.console.login_token import LoginToken
+from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import Panels
 from nos_ec.console.security import FormsFirst, KnownHosts, SafeAnswers, SameOrigin, Throttle
 from nos_ec.console.sessions import Sessions
@@ -41,11 +41,11 @@ _STATUSES: tuple[tuple[type[NosError], HTTPStatus], ...] = (
 
 
 def create_app(
-    system: System, panels: Panels, token: LoginToken | None, random_bytes: Callable[[int], bytes]
+    system: System, panels: Panels, tokens: LoginTokens | None, random_bytes: Callable[[int], bytes]
 ) -> ASGIApp:
-    """Return the application. Without a token, everyone who can reach it sees all pages, and the caller must make sure
+    """Return the application. Without tokens, everyone who can reach it sees all pages, and the caller must make sure
     that only local users can. `random_bytes` makes session ids and seeds samples."""
-    view = View(str(system.settings.store.root))
+    view = View(str(system.settings.store.root), changes=system.settings.console.changes)
     simulations = Simulations(system.clock, random_bytes)
     panels.close_with(simulations.close)
     # Each module of pages has a function that returns its routes. view.NAVIGATION lists their pages.
@@ -60,32 +60,33 @@ def create_app(
         *buckets.routes(system, panels, view, random.Random(random_bytes(16))),
         *simulator.routes(system, simulations, view, random.Random(random_bytes(16))),
         *last_night.routes(system, panels, view),
+        *changes.routes(system),
     ]
-    return guarded(routes, view, system.clock, token, random_bytes, system.settings.console.hosts)
+    return guarded(routes, view, system.clock, tokens, random_bytes, system.settings.console.hosts)
 
 
 def guarded(
     pages: Sequence[BaseRoute],
     view: View,
     clock: Clock,
-    token: LoginToken | None,
+    tokens: LoginTokens | None,
     random_bytes: Callable[[int], bytes],
     hosts: str,
 ) -> ASGIApp:
     """Return an application that shows these pages after the login and all other checks. `hosts` is the setting: it has
-    no effect without a token, because a TLS proxy would show the pages to everyone who can reach the proxy."""
+    no effect without tokens, because a TLS proxy would show the pages to everyone who can reach the proxy."""
     sessions = Sessions(clock, random_bytes)
     answer = _answer_to(view)
     app = Starlette(
         routes=[
             *pages,
-            *([] if token is None else Login(view, token, sessions, Throttle(clock)).routes()),
+            *([] if tokens is None else Login(view, tokens, sessions, Throttle(clock)).routes()),
             Mount("/static", StaticFiles(packages=[("nos_ec.console", "static")])),
         ],
         exception_handlers={HTTPException: answer, NosError: answer, Exception: answer},
     )
-    checked: ASGIApp = app if token is None else LoginRequired(app, token, sessions)
-    known = "" if token is None else hosts
+    checked: ASGIApp = app if tokens is None else LoginRequired(app, tokens, sessions)
+    known = "" if tokens is None else hosts
     return SafeAnswers(KnownHosts(SameOrigin(FormsFirst(RequestLimit(checked, REQUESTS_MAX))), known))
 
 

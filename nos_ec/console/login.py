@@ -6,6 +6,7 @@ new after every login, so a cookie that somebody else has planted is worth nothi
 
 from __future__ import annotations
 
+import hmac
 import re
 from http import HTTPStatus
 from urllib.parse import parse_qs, urlencode
@@ -17,7 +18,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nos_ec.console.login_token import LoginToken
+from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.security import ATTEMPT_MS, FORM_BYTES_MAX, IS_TLS, Throttle
 from nos_ec.console.sessions import Sessions
 from nos_ec.console.view import VISITOR, View, Visitor
@@ -37,9 +38,9 @@ _PLACE = re.compile(r"/(?![/\\])[\w/.?=&%+~*-]*", re.ASCII)
 class LoginRequired:
     """ASGI middleware: finds the session of a request, and sends a browser without one to the login form."""
 
-    def __init__(self, app: ASGIApp, token: LoginToken, sessions: Sessions) -> None:
+    def __init__(self, app: ASGIApp, tokens: LoginTokens, sessions: Sessions) -> None:
         self._app = app
-        self._token = token
+        self._tokens = tokens
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,15 +48,15 @@ class LoginRequired:
         request = Request(scope)
         session_id = request.cookies.get(cookie_name(scope), "")
         try:
-            is_logged_in = bool(session_id) and self._sessions.use(session_id, self._token.current())
+            owner = self._sessions.use(session_id, self._tokens.current()) if session_id else None
         except ConfigError as error:
             _log.error("nobody can use the console", error=str(error))
-            refusal = PlainTextResponse("The token of the console cannot be read; its log has the reason.\n", 503)
+            refusal = PlainTextResponse("The tokens of the console cannot be read; its log has the reason.\n", 503)
             await refusal(scope, receive, send)
             return
         csrf = self._sessions.csrf(session_id) if session_id else ""
-        scope[VISITOR] = Visitor(session_id, csrf, is_logged_in)
-        if is_logged_in or _OPEN.fullmatch(scope["path"]):
+        scope[VISITOR] = Visitor(session_id, csrf, owner is not None, "" if owner is None else owner.operator)
+        if owner is not None or _OPEN.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
         else:
             await _to_login(request)(scope, receive, send)
@@ -72,9 +73,9 @@ def _to_login(request: Request) -> Response:
 class Login:
     """The login form and what it does."""
 
-    def __init__(self, view: View, token: LoginToken, sessions: Sessions, throttle: Throttle) -> None:
+    def __init__(self, view: View, tokens: LoginTokens, sessions: Sessions, throttle: Throttle) -> None:
         self._view = view
-        self._token = token
+        self._tokens = tokens
         self._sessions = sessions
         self._throttle = throttle
 
@@ -103,23 +104,21 @@ class Login:
             answer = self._form(request, TOO_MANY, HTTPStatus.TOO_MANY_REQUESTS, place)
             answer.headers["Retry-After"] = str(-(-ATTEMPT_MS // 1000))
             return answer
-        token = self._token.current()
-        if not token.matches(form.get("token", "")):
+        identity = self._tokens.find(form.get("token", ""))
+        if identity is None:
             self._throttle.fail(address)
             _log.warning("a login with a wrong token was refused", address=address)
             return self._form(request, WRONG, HTTPStatus.FORBIDDEN, place)
         self._sessions.end(visitor.session_id)
-        _log.info("an operator has logged in", address=address)
+        _log.info("an operator has logged in", address=address, operator=identity.operator)
         answer = RedirectResponse(_place(place), HTTPStatus.SEE_OTHER)
-        _set_cookie(answer, request.scope, self._sessions.begin(token))
+        _set_cookie(answer, request.scope, self._sessions.begin(identity))
         return answer
 
     async def log_out(self, request: Request) -> Response:
         """End the session."""
-        form, visitor = await form_fields(request), request.scope[VISITOR]
-        if not self._sessions.csrf_matches(visitor.session_id, form.get("csrf", "")):
-            raise HTTPException(HTTPStatus.FORBIDDEN, STALE)
-        self._sessions.end(visitor.session_id)
+        await own_form(request)
+        self._sessions.end(request.scope[VISITOR].session_id)
         answer = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
         is_tls = request.scope[IS_TLS]
         answer.delete_cookie(cookie_name(request.scope), secure=is_tls, httponly=True, samesite="lax")
@@ -144,8 +143,17 @@ def cookie_name(scope: Scope) -> str:
 
 
 def _set_cookie(answer: Response, scope: Scope, session_id: str) -> None:
-    # Lax, not strict: a link to a page, in a ticket for example, must find the operator logged in. All pages only read.
+    # Lax, not strict: a link to a page, in a ticket for example, must find the operator logged in. Forms have checks of
+    # their own (security.SameOrigin, own_form).
     answer.set_cookie(cookie_name(scope), session_id, secure=scope[IS_TLS], httponly=True, samesite="lax")
+
+
+async def own_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form that a page of this session has shown. Raises HTTPException."""
+    form, csrf = await form_fields(request), request.scope[VISITOR].csrf
+    if not csrf or not hmac.compare_digest(csrf.encode(), form.get("csrf", "").encode("utf-8", "replace")):
+        raise HTTPException(HTTPStatus.FORBIDDEN, STALE)
+    return form
 
 
 async def form_fields(request: Request) -> dict[str, str]:

@@ -1,48 +1,110 @@
-"""The token with which operators log in to the console. It is not that of the API, which monitoring systems know."""
+"""The tokens with which people log in to the console. None is that of the API, which monitoring systems know."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from nos_ec.api.access import MAKE_ONE, Token
 from nos_ec.api.host_check import is_loopback
 from nos_ec.core.errors import ConfigError
-from nos_ec.settings import ConsoleSettings, read_secret
+from nos_ec.settings import Settings, read_secret
 
 SETTING = "console.token_file"
+OPERATORS = "console.operators_file"
+CHANGES = "console.changes"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LINE = f"write a line NAME:TOKEN for each operator, with tokens of their own ({MAKE_ONE})"
 
 
-class LoginToken:
-    """The content of console.token_file. The file may be replaced while the console runs, which ends all sessions."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a token stands for: `operator` is the name of an operator, who may make changes. It is empty for the token
+    of console.token_file, which several people may know, and which only shows the pages."""
 
-    def __init__(self, path: Path) -> None:
-        """Raise ConfigError if the file cannot be used."""
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
-        self._token: Token | None = None
+    operator: str
+    token: Token
+
+
+class LoginTokens:
+    """The contents of console.token_file and console.operators_file. The files may be replaced while the console runs,
+    which ends the sessions of those whose token is in them no more."""
+
+    def __init__(self, token_file: Path | None, operators_file: Path | None = None) -> None:
+        """Raise ConfigError if a file cannot be used."""
+        self._token_file = token_file
+        self._operators_file = operators_file
+        self._seen: list[tuple[int, int, int] | None] = []
+        self._identities: tuple[Identity, ...] = ()
         self.current()
 
-    def current(self) -> Token:
-        """Return the token: the same object until the token changes. Raises ConfigError if the file cannot be used."""
-        seen = self._look()
-        if self._token is None or seen is None or seen != self._seen:
-            text = read_secret(self._path, SETTING, MAKE_ONE)
-            if self._token is None or not self._token.matches(text):
-                self._token = Token(text, (SETTING,))
+    def current(self) -> tuple[Identity, ...]:
+        """Return everyone who may log in now. Raises ConfigError if a file cannot be used."""
+        seen = [_look(path) for path in (self._token_file, self._operators_file) if path is not None]
+        if None in seen or seen != self._seen:
+            self._identities = self._read()
             self._seen = seen
-        return self._token
+        return self._identities
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def find(self, given: str) -> Identity | None:
+        """Return whose token this is, or None, in a time that does not depend on how much of it is right. Raises
+        ConfigError."""
+        found = [one for one in self.current() if one.token.matches(given)]
+        return found[0] if found else None
+
+    def _read(self) -> tuple[Identity, ...]:
+        found: list[Identity] = []
+        if self._token_file is not None:
+            found.append(Identity("", Token(read_secret(self._token_file, SETTING, MAKE_ONE), (SETTING,))))
+        if self._operators_file is not None:
+            found += _operators(read_secret(self._operators_file, OPERATORS, _LINE))
+        if len({one.operator for one in found}) < len(found):
+            raise ConfigError(f"{OPERATORS}: two operators have the same name; {_LINE}", settings=(OPERATORS,))
+        if len({one.token for one in found}) < len(found):
+            raise ConfigError(
+                f"{OPERATORS}: a token appears twice, there or in {SETTING}; {_LINE}", settings=(OPERATORS, SETTING)
+            )
+        return tuple(found)
+
+
+def _operators(text: str) -> Iterator[Identity]:
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, token = line.strip().partition(":")
+        if not line.strip():
+            continue
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{OPERATORS}: line {number} does not begin with the name of an operator, of letters, digits and ._@-,"
+                f" and a colon; {_LINE}",
+                settings=(OPERATORS,),
+            )
         try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+            yield Identity(name, Token(token, (OPERATORS,)))
+        except ConfigError as error:
+            raise ConfigError(f"{OPERATORS}: line {number}: {error}", settings=(OPERATORS,)) from None
 
 
-def find_login_token(settings: ConsoleSettings, host: str, *, anonymous: bool) -> LoginToken | None:
-    """Return the token of the settings, or None for a console without login, which only a loopback `host` may have.
-    Raises ConfigError."""
+def _look(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def find_login_tokens(settings: Settings, host: str, *, anonymous: bool) -> LoginTokens | None:
+    """Return the tokens of the settings, or None for a console without login, which only a loopback `host` may have.
+    With console.changes, there must be operators and an audit trail, which says who made a change. Raises ConfigError.
+    """
+    console, store = settings.console, settings.store
+    if anonymous and console.changes:
+        raise ConfigError(
+            f"{CHANGES} needs the name of the operator who makes a change, so it excludes --anonymous; remove one of"
+            " them",
+            settings=(CHANGES,),
+        )
     if anonymous:
         if not is_loopback(host):
             raise ConfigError(
@@ -51,10 +113,18 @@ def find_login_token(settings: ConsoleSettings, host: str, *, anonymous: bool) -
                 settings=("console.host", SETTING),
             )
         return None
-    if settings.token_file is None:
+    if console.changes and console.operators_file is None:
+        raise ConfigError(f"{CHANGES} needs {OPERATORS}: {_LINE}", settings=(OPERATORS, CHANGES))
+    if console.changes and settings.audit.folder_in(store.root, store.backend) is None:
+        raise ConfigError(
+            f"{CHANGES} needs an audit trail, which records who made a change: set audit.folder, and"
+            " audit.size_bytes_max above 0",
+            settings=("audit.folder", "audit.size_bytes_max", CHANGES),
+        )
+    if console.token_file is None and console.operators_file is None:
         raise ConfigError(
             f"the console needs a token to log in with: put one into a file and set {SETTING} ({MAKE_ONE}); to try the"
             " console out on this machine, use --anonymous instead",
             settings=(SETTING,),
         )
-    return LoginToken(settings.token_file)
+    return LoginTokens(console.token_file, console.operators_file)

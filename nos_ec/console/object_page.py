@@ -61,8 +61,8 @@ def find_life(system: System, key: ObjectKey, version: int | None, trash: TrashM
     unknown: list[str] = []
     row: ObjectRow | None
     if trash is not None:
-        row, found_version, created_ms = _trashed(system, key, trash)
-        explained = None
+        row, explained = system.client.trash().at(key, trash), None
+        found_version, created_ms = row.version, row.created_ms
     elif version is not None:
         entry = _version(system, key, version)
         row, found_version, created_ms = entry.row, entry.version, entry.created_ms
@@ -106,15 +106,6 @@ def _version(system: System, key: ObjectKey, version: int) -> VersionEntry:
         if entry.version == version:
             return entry
     raise NotFound(f"object {key} has no version {version}", key=key)
-
-
-def _trashed(system: System, key: ObjectKey, mark: TrashMark) -> tuple[ObjectRow, int, int]:
-    """Return the row at a place in the trash."""
-    page = system.metadata.trash_page(TrashMark(mark.until_ms, mark.object_id + 1), 1, key.bucket, key.name)
-    for row in page.rows:
-        if (row.key, row.object_id) == (key, mark.object_id):
-            return row, row.version, row.created_ms
-    raise NotFound(f"object {key} is not in the trash any more", key=key)
 
 
 def _extents(system: System, row: ObjectRow | None) -> list[Extent]:

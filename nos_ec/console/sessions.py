@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from nos_ec.api.access import Token
+from nos_ec.console.login_token import Identity
 from nos_ec.ports.clock import Clock
 
 SESSIONS_MAX = 100
@@ -23,7 +23,7 @@ ID_BYTES = 32
 
 @dataclass(slots=True)
 class _Session:
-    token: Token
+    identity: Identity
     began_ms: int
     used_ms: int
 
@@ -52,27 +52,28 @@ class Sessions:
         """Return whether a form carried the right value, in a time that does not depend on the value."""
         return hmac.compare_digest(self.csrf(session_id).encode(), given.encode("utf-8", "replace"))
 
-    def begin(self, token: Token) -> str:
-        """Return the id of a new session, which lasts while `token` is the token of the console."""
+    def begin(self, identity: Identity) -> str:
+        """Return the id of a new session, which lasts while this identity may log in."""
         now_ms = self._clock.now_ms()
         self._sessions = {key: one for key, one in self._sessions.items() if _lasts(one, now_ms)}
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used_ms)]
         session_id = self.new_id()
-        self._sessions[_hash(session_id)] = _Session(token, now_ms, now_ms)
+        self._sessions[_hash(session_id)] = _Session(identity, now_ms, now_ms)
         return session_id
 
-    def use(self, session_id: str, token: Token) -> bool:
-        """Return whether the session with this id lasts, and note that it was used now. Another token ends it."""
+    def use(self, session_id: str, identities: Container[Identity]) -> Identity | None:
+        """Return whose session this is if it lasts, and note that it was used now. It ends if those who may log in now,
+        `identities`, do not include its owner."""
         key, now_ms = _hash(session_id), self._clock.now_ms()
         session = self._sessions.get(key)
         if session is None:
-            return False
-        if session.token is not token or not _lasts(session, now_ms):
+            return None
+        if session.identity not in identities or not _lasts(session, now_ms):
             del self._sessions[key]
-            return False
+            return None
         session.used_ms = now_ms
-        return True
+        return session.identity
 
     def end(self, session_id: str) -> None:
         """End a session. Idempotent."""

@@ -15,11 +15,12 @@ from nos_ec.composition.gc_status import gc_status_data
 from nos_ec.composition.packing import collector_options
 from nos_ec.composition.wiring import System
 from nos_ec.console.panels import Panels
-from nos_ec.console.view import View
+from nos_ec.console.view import VISITOR, View, Visitor
 from nos_ec.core.errors import Transient
 from nos_ec.core.gc.target_costs import PriceCurve, TargetCost, price_days_of
 from nos_ec.core.packing.lifetimes import OTHERS
 from nos_ec.engine.expiry.survival import table_of
+from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.gc.space import ANY_WASTE
 from nos_ec.ports.metadata import SurvivalRow, WaitingBlocks, WaitReason
@@ -149,12 +150,17 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
     def plan() -> dict[str, Any]:
         return plan_data(collector.plan(), system.operator.store_totals().read().totals)
 
+    def read_status() -> dict[str, Any]:
+        # The commands first: if they change meanwhile, a form with the older ones is refused.
+        control = GcControl(metadata).read()
+        return {"control": control, **gc_status_data(system)}
+
     def waiting() -> list[WaitingBlocks]:
         too_full = options.waste_ratio_min if options.policy is None else ANY_WASTE
         return metadata.waiting_blocks(too_full, clock.now_ms(), options.cool_down_ms_max)
 
     prices = panels.source(collector.price_curve, FIGURES_MS)
-    status = panels.source(lambda: gc_status_data(system), RUN_MS)
+    status = panels.source(read_status, RUN_MS)
     waits = panels.source(waiting, FIGURES_MS)
     buckets = panels.source(lambda: lives(metadata.survival(), clock.now_ms()), FIGURES_MS)
     planned = panels.source(plan, FIGURES_MS)
@@ -162,14 +168,17 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
 
     def space(request: Request) -> Response:
         with_plan = request.query_params.get("plan") == "1"
-        panels.wait_for(prices, status, waits, buckets, *([planned] if with_plan else []))
+        # Who has changed GC must see the change, not what other sessions saw some seconds ago.
+        is_operator = bool(request.scope.get(VISITOR, Visitor()).operator)
+        gc_now = panels.once("gc now", read_status) if is_operator else status
+        panels.wait_for(prices, gc_now, waits, buckets, *([planned] if with_plan else []))
         return view.page(
             request,
             "space.html",
             "Space and GC",
             prices=panels.shown(prices),
             curve=lambda found: curve(found, target),
-            gc_now=panels.shown(status),
+            gc_now=panels.shown(gc_now),
             waiting=panels.shown(waits),
             wait_texts=WAIT_TEXTS,
             buckets=panels.shown(buckets),

@@ -33,19 +33,20 @@ VISITOR = "nos_ec.console.visitor"
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whose browser sent a request: its session id, the value that its forms must carry, and whether it has logged in.
-    All are empty for a console without login."""
+    """Whose browser sent a request: its session id, the value that its forms must carry, whether it has logged in, and
+    as which operator ("": with the token that only shows the pages). All are empty for a console without login."""
 
     session_id: str = ""
     csrf: str = ""
     is_logged_in: bool = False
+    operator: str = ""
 
 
 class View:
     """Renders templates. Safe to call from several threads."""
 
-    def __init__(self, store: str) -> None:
-        """`store` is the place of the store, which each page shows."""
+    def __init__(self, store: str, *, changes: bool = False) -> None:
+        """`store` is the place of the store, which each page shows. `changes`: whether operators may make changes."""
         self._jinja = Environment(
             loader=PackageLoader("nos_ec.console"),
             autoescape=True,
@@ -65,12 +66,14 @@ class View:
             "utc": utc_text,
             "visible": printable,
         }
+        self._changes = changes
         self._jinja.globals |= {"navigation": NAVIGATION, "store": store, "version": __version__}
 
     def page(self, request: Request, template: str, title: str, *, status: int = 200, **values: object) -> HTMLResponse:
         """Return a page that was rendered from a template with these values."""
         visitor = request.scope.get(VISITOR, Visitor())
         values |= {"title": title, "path": request.scope["path"], "visitor": visitor}
+        values["may_change"] = self._changes and bool(visitor.operator)
         text = self._jinja.get_template(template).render(values)
         return HTMLResponse(text, status)
 

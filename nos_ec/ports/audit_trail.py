@@ -9,18 +9,19 @@ from nos_ec.core.formats.audit_trail import AuditEntry
 
 
 class AuditTrail(Protocol):
-    """An append-only record of deletions. Safe to call from several threads and processes."""
+    """An append-only record of deletions and of changes by operators. Safe to call from several threads and
+    processes."""
 
     @property
     def failures(self) -> int:
         """Return how many calls could not write their entries. Any thread may read it."""
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
-        """Add entries, durably on return. Call it before the bytes are deleted: a crash in between leaves an entry
-        without a deletion, never a deletion without an entry.
+    def record(self, entries: Sequence[AuditEntry]) -> bool:
+        """Add entries, and return whether they are durable. Call it before the bytes are deleted: a crash in between
+        leaves an entry without a deletion, never a deletion without an entry.
 
-        Never raises: entries that cannot be written are logged and counted, and the caller continues, because freeing
-        space must not depend on a disk that is full.
+        Never raises: entries that cannot be written are logged and counted. A caller that deletes continues, because
+        freeing space must not depend on a disk that is full. A change by an operator is then not made.
         """
 
 
@@ -29,8 +30,9 @@ class NoTrail:
 
     failures = 0
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
-        """Do nothing."""
+    def record(self, entries: Sequence[AuditEntry]) -> bool:
+        """Record nothing, and return whether there was nothing to record."""
+        return not entries
 
 
 NO_TRAIL = NoTrail()

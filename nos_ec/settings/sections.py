@@ -432,7 +432,19 @@ class ConsoleSettings(Section):
         default=None,
         title="a path",
         description="File that contains the token with which operators log in. Other users must not be able to read it."
-        " A new token ends all sessions. A relative path in a file starts at the file's folder.",
+        " A new token ends the sessions of those who used the old one. A relative path in a file starts at the file's"
+        " folder.",
+    )
+    operators_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="File with a line NAME:TOKEN for each operator who logs in with a token of their own, in 4 KiB at"
+        " most. Other users must not be able to read it. A relative path in a file starts at the file's folder.",
+    )
+    changes: bool = Field(
+        default=False,
+        description="Whether operators of operators_file may pause, resume and limit GC and bring objects back from the"
+        " trash. Needs an audit trail. Everyone else can only look.",
     )
     hosts: str = Field(
         default="",

@@ -57,6 +57,13 @@ def size_of(value: object) -> object:
     return int(match[1]) * UNITS[match[2]]
 
 
+def bytes_of(text: str) -> int:
+    """Parse a number of bytes that a user has typed, such as 4096 or 64MiB. Raises ValueError."""
+    size = size_of(int(text) if text.isdecimal() else text)
+    assert isinstance(size, int)
+    return size
+
+
 def _path(value: object) -> object:
     """Return a path. Raises ValueError for an empty path, which would mean the current folder, and for one with a
     NUL."""

@@ -259,7 +259,7 @@ def test_what_cannot_be_recorded_stops_nobody(
     trail.record([BLOCK])
     assert trail.failures == 2
     said = capfd.readouterr().out
-    assert said.count("audit trail not written; the deletion continues") == 1
+    assert said.count("audit trail not written; deletions continue") == 1
     assert "block-deleted" in said
 
 
@@ -325,7 +325,7 @@ def test_a_full_file_that_cannot_be_renamed_stays_bounded(
             written += trail.failures == 0
         said = capfd.readouterr().out
         assert said.count("audit trail written, but its full or old files remain") == 1
-        assert said.count("audit trail not written; the deletion continues") == 1
+        assert said.count("audit trail not written; deletions continue") == 1
         assert LIMITS.size_bytes_max // 2 - 2000 < (tmp_path / CURRENT).stat().st_size <= LIMITS.size_bytes_max // 2
         trail.record([numbered(-1)])
         assert trail.failures == 2

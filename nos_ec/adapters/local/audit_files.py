@@ -93,22 +93,25 @@ class AuditFiles:
         self.failures = 0
         """The number of calls whose entries were not written. Any thread may read it."""
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
+    def record(self, entries: Sequence[AuditEntry]) -> bool:
         """See the port."""
         if not entries:
-            return
+            return True
+        is_written = False
         now_ms = self._clock.now_ms()
         with self._mutex:
             try:
                 if time.monotonic() < self._locked_until_s:
                     raise BlockingIOError("another process holds the lock of the folder and is stopped")
                 self._append(b"".join(audit_line(entry, now_ms, self._run) for entry in entries), now_ms)
+                is_written = True
             except (OSError, ValueError) as error:  # ValueError: text that is not Unicode
                 self.failures += 1
                 kinds = sorted({entry.kind.value for entry in entries})
-                event = "audit trail not written; the deletion continues"
+                event = "audit trail not written; deletions continue"
                 self._report(event, error, now_ms, kinds=kinds, failures=self.failures)
         kill_point("audit.recorded")
+        return is_written
 
     def _append(self, data: bytes, now_ms: int) -> None:
         make_folder(self._folder)

@@ -60,8 +60,10 @@ def console(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve pages that show the store in a browser. They change nothing. Runs until SIGTERM. Requires a token
-    (docs/CONSOLE.md)."""
+    """Serve pages that show the store in a browser. Runs until SIGTERM. Requires a token (docs/CONSOLE.md).
+
+    The pages change nothing unless console.changes is set.
+    """
     settings = context(ctx).settings()
     log_for_daemons(settings)
     serve_console(settings, host, port, anonymous=anonymous, as_json=as_json or logs_json())
@@ -76,17 +78,17 @@ def serve_console(
         from nos_ec.console.app import Server, create_app
     except ModuleNotFoundError as error:
         raise ConfigError(f"the console needs the Python package {error.name}: install nos-ec[console]") from error
-    from nos_ec.console.login_token import find_login_token
+    from nos_ec.console.login_token import find_login_tokens
     from nos_ec.console.panels import Panels
 
     host = settings.console.host if host is None else host
     port = settings.console.port if port is None else port
-    token = find_login_token(settings.console, host, anonymous=anonymous)
+    tokens = find_login_tokens(settings, host, anonymous=anonymous)
     stop = stop_on_signals()
     with open_system(settings) as system, closing(Panels(system.clock)) as panels:
         system.check_for_daemon(writes=False, publishes=False)
         monitor = system.operator.monitor("console", writes=False, publishes=False)
-        app = create_app(system, panels, token, os.urandom)
+        app = create_app(system, panels, tokens, os.urandom)
         with Server(app, host, port) as server, pulse(monitor, system.clock):
             announce(server.url, as_json)
             _serve(server, monitor, system.clock, stop, panels.turn)

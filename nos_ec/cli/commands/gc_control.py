@@ -14,11 +14,9 @@ from nos_ec.composition.gc_status import gc_limits, gc_status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput
 from nos_ec.engine.figures.events import EventKind, Outcome
-from nos_ec.engine.gc.control import Control, GcControl
+from nos_ec.engine.gc.control import OPERATIONS_MAX, Control, GcControl
 from nos_ec.engine.gc.run_note import RunState
 from nos_ec.engine.texts import size_text
-
-OPERATIONS_MAX = 1_000_000_000
 
 
 def gc_limit(

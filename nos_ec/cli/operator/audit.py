@@ -34,7 +34,7 @@ def audit(
         str | None, typer.Option("--block", metavar="ID", help="Only this block, and copies packed into it.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--object", metavar="BUCKET/NAME", help="Only landing copies of this object.")
+        str | None, typer.Option("--object", metavar="BUCKET/NAME", help="Only this object and its landing copies.")
     ] = None,
     since: Since = None,
     until: Until = None,
@@ -42,7 +42,7 @@ def audit(
     last: Annotated[int | None, typer.Option("--last", min=1, max=100_000, help="Only the newest N entries.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was deleted or replaced, and by which process.
+    """Show what was deleted or replaced, and by which process, and what operators have changed in the console.
 
     Oldest first. Reads the audit trail of this host, not the store.
     """
@@ -114,7 +114,7 @@ class Wanted:
             return None
         if self.kind not in (None, entry.kind) or self.block not in (None, entry.block):
             return None
-        if self.object is None:
+        if self.object in (None, entry.object):
             return entry
         copies = tuple(copy for copy in entry.copies if copy.object == self.object)
         return msgspec.structs.replace(entry, copies=copies) if copies else None
@@ -146,6 +146,10 @@ def _print(entry: Recorded, *, whole: bool) -> None:
 def _details(entry: Recorded, *, whole: bool) -> Iterator[str]:
     yield f"why      {printable(entry.why)}"
     yield f"run      {printable(entry.run)}"
+    if entry.operator is not None:
+        yield f"operator {printable(entry.operator)}"
+    if entry.object is not None:
+        yield f"object   {printable(entry.object)}"
     if entry.seen:
         yield f"seen     {_facts(entry.seen.items())}"
     for segment in entry.segments:

@@ -72,7 +72,7 @@ def _start_checks(settings: Settings, connections: Connections) -> Iterator[Chec
     """Yields the checks that the gateway, the API and the console make when they start."""
     from nos_ec.adapters.sql.metadata import open_metadata
     from nos_ec.api.access import find_token
-    from nos_ec.console.login_token import find_login_token
+    from nos_ec.console.login_token import find_login_tokens
     from nos_ec.gateway.auth.accounts import Accounts
     from nos_ec.gateway.auth.master_keys import find_master_keys
     from nos_ec.gateway.server.certificate import find_certificate
@@ -93,9 +93,9 @@ def _start_checks(settings: Settings, connections: Connections) -> Iterator[Chec
         find_token(settings.api)
         return f"{settings.api.token_file} can be used"
 
-    def login_token() -> str:
-        find_login_token(settings.console, settings.console.host, anonymous=False)
-        return f"{settings.console.token_file} can be used"
+    def login_tokens() -> str:
+        find_login_tokens(settings, settings.console.host, anonymous=False)
+        return f"{' and '.join(map(str, login_files))} can be used"
 
     if settings.s3.master_key is not None or settings.s3.master_key_file is not None:
         yield Check("S3 master key", DATABASE_LIMIT_MS, master_key)
@@ -103,8 +103,9 @@ def _start_checks(settings: Settings, connections: Connections) -> Iterator[Chec
         yield Check("S3 certificate", FOLDER_LIMIT_MS, certificate)
     if settings.api.token_file is not None:
         yield Check("API token", FOLDER_LIMIT_MS, token)
-    if settings.console.token_file is not None:
-        yield Check("console token", FOLDER_LIMIT_MS, login_token)
+    login_files = [one for one in (settings.console.token_file, settings.console.operators_file) if one is not None]
+    if login_files or settings.console.changes:
+        yield Check("console token", FOLDER_LIMIT_MS, login_tokens)
 
 
 def _name(file: Path | None) -> str | None:

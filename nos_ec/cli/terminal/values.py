@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.settings.values import size_of
+from nos_ec.settings.values import bytes_of
 
 Since = Annotated[
     str | None,
@@ -35,7 +35,7 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 def size_option(value: object) -> int:
     """Parse the value of an option as a number of bytes, or as a size such as 512MiB. Raises BadParameter."""
     try:
-        size = _bytes_of(str(value))
+        size = bytes_of(str(value))
     except ValueError as error:
         raise typer.BadParameter(f"{str(value)!r} is {error}; give bytes, or a size such as 512MiB") from error
     if size < 1:
@@ -46,7 +46,7 @@ def size_option(value: object) -> int:
 def rate_of(text: str, option: str = "--rate") -> int:
     """Parse a rate in bytes per second, such as 64MiB. Raises InvalidInput."""
     try:
-        return _bytes_of(text)
+        return bytes_of(text)
     except ValueError as error:
         raise InvalidInput(f"{option} {text!r}: {error}; give bytes per second, such as 64MiB") from error
 
@@ -54,12 +54,6 @@ def rate_of(text: str, option: str = "--rate") -> int:
 def duration_ms(seconds: int | None) -> int | None:
     """Convert the value of --max-duration to milliseconds; None means no limit."""
     return None if seconds is None else 1000 * seconds
-
-
-def _bytes_of(text: str) -> int:
-    size = size_of(int(text) if text.isdecimal() else text)
-    assert isinstance(size, int)
-    return size
 
 
 def time_of(text: str, option: str, now_ms: int) -> int:

@@ -40,6 +40,10 @@ class AuditKind(StrEnum):
     """`nos-ec apply` carries out a step of a plan."""
     REPAIR_PASSED_OVER = "repair-passed-over"
     """The step before this entry changed nothing, because its conditions no longer held."""
+    CHANGE = "change"
+    """An operator makes a change in the console."""
+    CHANGE_REFUSED = "change-refused"
+    """The change of this operator that the trail has before this entry was not made after all."""
 
 
 class CopyEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +63,8 @@ class CopyEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """An action (`kind`), the reason (`why`), and what it concerns: the block that is deleted or rewritten, or into
-    which the copies were packed, the segments and the copies. `seen` holds the facts that the process knew about it.
+    which the copies were packed, the segments and the copies. A change by an `operator` may concern one `object`, which
+    is BUCKET/NAME. `seen` holds the facts that the process knew about it.
     Ids are hexadecimal."""
 
     kind: AuditKind
@@ -67,6 +72,8 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     block: str | None = None
     segments: tuple[str, ...] = ()
     copies: tuple[CopyEntry, ...] = ()
+    operator: str | None = None
+    object: str | None = None
     seen: dict[str, Any] = {}
 
 

@@ -62,11 +62,19 @@ class TrashCan:
         which = "" if version is None else f" version {version} of"
         raise NotFound(f"{which} object {key} is not in the trash".strip(), key=key)
 
+    def at(self, key: ObjectKey, mark: TrashMark) -> ObjectRow:
+        """Return the version of a key at a place in the trash, with one indexed statement. Raises NotFound."""
+        page = self._metadata.trash_page(TrashMark(mark.until_ms, mark.object_id + 1), 1, key.bucket, key.name)
+        for row in page.rows:
+            if row.key == key and TrashMark(row.trash_until_ms or 0, row.object_id) == mark:
+                return row
+        raise NotFound(f"object {key} is not in the trash any more", key=key)
+
     def undelete(self, row: ObjectRow) -> ObjectRow:
-        """Make a version current again. Raises NotFound, and Conflict when its key is in use."""
+        """Make a version of the trash current again. Raises NotFound, and Conflict when its key is in use."""
         if self.undelete_many([row]):
             return row
-        self.find(row.key, row.version)
+        self.at(row.key, TrashMark(row.trash_until_ms or 0, row.object_id))
         raise in_use(row)
 
     def undelete_many(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from nos_ec.composition.wiring import System
 from nos_ec.console.app import Server, create_app
-from nos_ec.console.login_token import LoginToken
+from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import Panels
 from nos_ec.console.rates.rates import KINDS
 from nos_ec.console.sessions import IDLE_MS_MAX
@@ -57,7 +57,7 @@ def clock(system: System) -> FakeClock:
 
 
 @contextmanager
-def serving(system: System, token: LoginToken | None = None) -> Iterator[str]:
+def serving(system: System, token: LoginTokens | None = None) -> Iterator[str]:
     """The URL of a running console."""
     with (
         closing(Panels(system.clock)) as panels,
@@ -67,11 +67,11 @@ def serving(system: System, token: LoginToken | None = None) -> Iterator[str]:
 
 
 @pytest.fixture
-def token(bench: Bench) -> LoginToken:
+def token(bench: Bench) -> LoginTokens:
     file = bench.folder / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
-    return LoginToken(file)
+    return LoginTokens(file)
 
 
 class Away:
@@ -87,7 +87,7 @@ class Away:
         return fail
 
 
-def test_an_operator_logs_in_looks_around_and_logs_out(browser: Browser, system: System, token: LoginToken) -> None:
+def test_an_operator_logs_in_looks_around_and_logs_out(browser: Browser, system: System, token: LoginTokens) -> None:
     with serving(system, token) as url, visiting(browser, url) as visit:
         visit.go("/flow")
         expect(visit.page).to_have_title("Log in - nos_ec")
@@ -107,7 +107,7 @@ def test_an_operator_logs_in_looks_around_and_logs_out(browser: Browser, system:
 
 
 def test_a_session_expires_and_a_forged_form_is_refused(
-    browser: Browser, system: System, clock: FakeClock, token: LoginToken
+    browser: Browser, system: System, clock: FakeClock, token: LoginTokens
 ) -> None:
     with serving(system, token) as url, visiting(browser, url) as visit:
         visit.go("/")
@@ -123,7 +123,7 @@ def test_a_session_expires_and_a_forged_form_is_refused(
         expect(visit.page).to_have_title("Log in - nos_ec")
 
 
-def test_a_page_of_another_origin_cannot_log_out(browser: Browser, system: System, token: LoginToken) -> None:
+def test_a_page_of_another_origin_cannot_log_out(browser: Browser, system: System, token: LoginTokens) -> None:
     """The other page is on another port of the same host, so that the cookie is sent along."""
     with serving(system, token) as url, serving(system) as other, visiting(browser, url) as visit:
         visit.go("/")
@@ -201,7 +201,7 @@ def test_times_are_in_the_zone_of_the_viewer_with_utc_beside(browser: Browser, b
 
 
 def test_an_open_page_shows_newer_values_by_itself(
-    browser: Browser, bench: Bench, system: System, clock: FakeClock, token: LoginToken
+    browser: Browser, bench: Bench, system: System, clock: FakeClock, token: LoginTokens
 ) -> None:
     with serving(system, token) as url, visiting(browser, url) as visit:
         visit.page.clock.install()
@@ -275,7 +275,7 @@ def multiply_blocks(bench: Bench, count: int) -> None:
 
 
 def test_keys_reach_everything_in_an_order_that_makes_sense(
-    browser: Browser, system: System, token: LoginToken
+    browser: Browser, system: System, token: LoginTokens
 ) -> None:
     with serving(system, token) as url, visiting(browser, url) as visit:
         visit.go("/")

@@ -20,7 +20,7 @@ from nos_ec.api.request_limit import REQUESTS_MAX
 from nos_ec.console import security
 from nos_ec.console.app import guarded
 from nos_ec.console.login import cookie_name
-from nos_ec.console.login_token import LoginToken
+from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.security import ATTEMPTS_MAX, FORM_BYTES_MAX, IS_TLS
 from nos_ec.console.sessions import IDLE_MS_MAX
 from nos_ec.console.view import View
@@ -80,8 +80,8 @@ def app_of(clock: FakeClock, token_file: Path | None, hosts: str = "") -> ASGIAp
         )
 
     routes = [Route("/", page), Route("/flow", page), Route("/fail", fail)]
-    token = None if token_file is None else LoginToken(token_file)
-    return guarded(routes, view, clock, token, os.urandom, hosts)
+    tokens = None if token_file is None else LoginTokens(token_file)
+    return guarded(routes, view, clock, tokens, os.urandom, hosts)
 
 
 @pytest.fixture

@@ -27,9 +27,10 @@ class KeptEntries(NoTrail):
     def __init__(self) -> None:
         self.entries: list[AuditEntry] = []
 
-    def record(self, entries: Sequence[AuditEntry]) -> None:
+    def record(self, entries: Sequence[AuditEntry]) -> bool:
         """See the port."""
         self.entries += entries
+        return True
 
 
 class Rig:
