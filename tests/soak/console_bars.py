@@ -26,7 +26,7 @@ from sqlalchemy import text
 
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.console.app import create_app
-from nos_ec.console.login_token import LoginToken
+from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import GOOD_MS_MAX, Panels
 from nos_ec.console.snapshot import Cells, take_snapshot
 from nos_ec.core.states import BlockState
@@ -181,7 +181,7 @@ def sessions(store: Store, folder: Path) -> float:
     file = folder / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
-    app = create_app(store.system, store.panels, LoginToken(file), os.urandom)
+    app = create_app(store.system, store.panels, LoginTokens(file), os.urandom)
 
     def visits(count: int) -> Iterator[Client]:
         for number in range(count):

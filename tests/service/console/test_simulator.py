@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from nos_ec.composition.wiring import System
 from nos_ec.console.app import create_app
-from nos_ec.console.login_token import LoginToken
+from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import Panels
 from nos_ec.console.simulator import page
 from tests.rig.browser import Visit, running_browser, visiting
@@ -149,7 +149,7 @@ def test_a_second_user_waits_and_anyone_who_is_logged_in_can_cancel(bench: Bench
     file.write_text(TOKEN)
     file.chmod(0o600)
     with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
-        app = create_app(system, panels, LoginToken(file), bytes_that_differ)
+        app = create_app(system, panels, LoginTokens(file), bytes_that_differ)
         one, other, stranger = Client(app), Client(app), Client(app)
         assert (log_in(one), log_in(other)) == (303, 303)
         csrf = csrf_of(one.get("/simulator").text)
