@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.staticfiles import StaticFiles
 
 from nos_ec import __version__
 from nos_ec.api import explain_examples, models, problems
@@ -14,6 +15,7 @@ from nos_ec.api.answer import EXAMPLE_BLOCK_ID
 from nos_ec.api.host_check import LoopbackHosts
 from nos_ec.api.readings import PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
+from nos_ec.api.safe_answers import SafeAnswers
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain.blocks import BlockExplanation
@@ -42,11 +44,11 @@ Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of e
 def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests_max: int = REQUESTS_MAX) -> FastAPI:
     """Return the application. Without a token, it answers everyone who can reach it under a loopback name or address,
     and the caller must make sure that only local users can."""
-    app = FastAPI(
+    app = _DescribedApi(
         title="nos_ec admin API",
         version=__version__,
         description="Shows the state of a nos_ec store. Changes nothing. Errors are `application/problem+json`.",
-        # FastAPI's documentation pages load scripts from other sites.
+        # FastAPI's documentation pages load scripts from other sites. The page of /docs needs none.
         docs_url=None,
         redoc_url=None,
     )
@@ -58,8 +60,20 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests
     _add_metrics(app, monitor, token)
     _add_store(app, readings, token)
     _add_blocks(app, readings, token)
-    _describe(app)
+    app.mount("/docs", StaticFiles(packages=[("nos_ec.api", "docs")], html=True))
+    # Last, so that it is outside of the others: their refusals have its headers, too.
+    app.add_middleware(SafeAnswers)
     return app
+
+
+class _DescribedApi(FastAPI):
+    """The application, with its whole description."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document. FastAPI keeps it, and makes it again when routes were added."""
+        document = super().openapi()
+        _describe(document)
+        return document
 
 
 class Server(WebServer):
@@ -233,9 +247,9 @@ def _block_id(text: str) -> BlockId:
     return BlockId(bytes.fromhex(text))
 
 
-def _describe(app: FastAPI) -> None:
-    """Generate the OpenAPI document, which FastAPI keeps, and make Problem the schema of every error in it."""
-    schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
+def _describe(document: dict[str, Any]) -> None:
+    """Make Problem the schema of every error in the OpenAPI document, and add examples. Idempotent."""
+    schemas = document["components"]["schemas"]
     schemas["Problem"] = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas["ObjectExplanation"]["examples"] = [explain_examples.OBJECT]
     schemas["BlockExplanation"]["examples"] = [explain_examples.BLOCK]

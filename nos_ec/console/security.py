@@ -1,4 +1,4 @@
-"""What every request to the console has to pass, and what every answer says to the browser.
+"""What every request to the console has to pass. nos_ec/api/safe_answers.py has what every answer says to the browser.
 
 Cookies are shared by all ports of a host, and a page that S3 serves on the same host counts as the same site. So a form
 must come from the console itself (`SameOrigin`), and carry a value that only this browser was given (sessions.py). A
@@ -12,60 +12,15 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nos_ec.api.host_check import MISDIRECTED, host_name, is_loopback
 from nos_ec.ports.clock import Clock
 
 IS_TLS = "nos_ec.console.is_tls"
 """The key of a request's scope that says whether the browser talks to a TLS proxy."""
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-
-
-class SafeAnswers:
-    """ASGI middleware: adds HEADERS to every answer. Static files may be kept by the browser, if it asks whether they
-    have changed."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-
-        async def send_with(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                if scope["path"].startswith("/static/") and message["status"] < 400:
-                    headers["Cache-Control"] = "no-cache"
-            await send(message)
-
-        await self._app(scope, receive, send_with)
 
 
 class KnownHosts:

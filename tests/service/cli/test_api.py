@@ -598,6 +598,23 @@ def test_every_answer_has_an_example(system: System) -> None:
             assert problem["schema"]["$ref"].rpartition("/")[2] in document["components"]["schemas"], path
 
 
+def test_the_description_is_whole_after_routes_were_added(api: Api, system: System) -> None:
+    app = app_of(system, None)
+    app.add_api_route("/later", lambda: None)
+    document = app.openapi()
+    assert "/later" in document["paths"]
+    for schemas in (document["components"]["schemas"], api("/openapi.json")["components"]["schemas"]):
+        assert "Problem" in schemas
+        assert "HTTPValidationError" not in schemas
+
+
+def test_every_answer_tells_browsers_to_run_nothing_and_to_keep_nothing(api: Api) -> None:
+    for path in ("/docs/", "/v1/status", "/v1/object", "/nowhere", "/docs/nothing", "/metrics"):
+        headers = api.client.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; "), path
+        assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+
+
 def test_answers_match_the_schema(bench: Bench, system: System) -> None:
     """Random requests, right and wrong ones, to every route; the store is the same afterwards. What a key may be is
     finer than a schema can say, so a request that the schema allows may be refused with 400."""

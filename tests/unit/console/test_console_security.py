@@ -28,7 +28,7 @@ from nos_ec.core.errors import NotFound, Transient
 from tests.rig.fakes.clock import FakeClock
 
 TOKEN = "a-token-of-more-than-16-characters"
-PACKAGE = Path(__file__).parents[3] / "nos_ec" / "console"
+PACKAGES = [Path(__file__).parents[3] / "nos_ec" / name for name in ("console", "api")]
 SAME = {"Sec-Fetch-Site": "same-origin"}
 PAGE = {"Accept": "text/html"}
 
@@ -356,7 +356,8 @@ def test_pages_are_text_that_is_escaped_and_scripts_make_no_html() -> None:
     )
     found = [
         f"{path.name}: {match[0]}"
-        for path in PACKAGE.rglob("*")
+        for package in PACKAGES
+        for path in package.rglob("*")
         if path.suffix in (".py", ".html", ".js", ".css", ".svg")
         for match in forbidden.finditer(path.read_text().replace("f\"{'https' if is_tls else 'http'}://", ""))
     ]
