@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nos_ec.api.host_check import MISDIRECTED, host_name, is_loopback
 from nos_ec.ports.clock import Clock
