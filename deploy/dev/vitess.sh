@@ -140,11 +140,13 @@ forget_ended() {
     done
 }
 
-# Vitess' programs refuse to run as root, so root runs them in a namespace where it has another name.
+# Vitess' programs refuse to run as root, so root runs them as nobody, who may use root's files. A user namespace would
+# do, too, but is not possible within chroot.
 launch_vitess() { # NAME IDENTITY ARGUMENT...
     local process=$1 identity=$2 grpc=${ports[$1_grpc]:-} as=()
     shift 2
-    [ "$(id -u)" != 0 ] || as=(unshare --user --map-user=65534 --map-group=65534)
+    [ "$(id -u)" != 0 ] || as=(setpriv --reuid=65534 --regid=65534 --clear-groups \
+        --inh-caps=+dac_override --ambient-caps=+dac_override)
     launch "$process" "$identity" "${as[@]}" "$vitess/bin/${process%-*}" \
         --port="${ports[$process]}" --bind-address=127.0.0.1 \
         ${grpc:+--grpc-port="$grpc" --grpc-bind-address=127.0.0.1} "${topology[@]}" "$@"

@@ -55,7 +55,7 @@ def test_what_happened_is_shown_as_text(
             assert one in text
         assert "3 times since" in text
         assert "too old" not in text
-        assert "Daemons of 2 versions are alive: 0.0.9, " in text
+        assert "Daemons of different versions are alive: 0.0.9, " in text
         assert "There is no dump in the store." in text
         assert "Nothing is in quarantine." in text
         assert visit.page.locator("td.failed", has_text="7").count() == 1
@@ -73,7 +73,7 @@ def test_the_last_dump_and_scrub_and_their_age_are_shown(
     with serving(system) as url, visiting(browser, url) as visit:
         text = visit.go("/last-night")
         assert "bring back objects that were deleted in the last 5.0 h" in text
-        assert "and all are whole (0 mended)" in text
+        assert "and found nothing that is left to mend (0 mended)" in text
         assert "complete pass: " in text
 
 
