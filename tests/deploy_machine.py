@@ -35,7 +35,7 @@ FILES = Path("/usr/share/doc")
 FILES_COMPARED = 3
 LOG = ROOT / "var" / "dev" / "deploy.log"
 """Of the daemons. fresh_machine.sh shows its end when this fails."""
-ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api")
+ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api", "console", "operator")
 DAEMONS = ("nos-ec-producer.service", "nos-ec-consumer@1.service", "nos-ec-api.service")
 SETTINGS = {
     "consumer": {"CONSUMER__LINGER_MS": "0", "CONSUMER__LINGER_MAX_MS": "0", "REAPER__LANDING_GRACE_MS": "0"},

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 sample=$PWD/README.md
 store=/var/lib/nos-ec
 shared=/usr/share/nos-ec
-roles="admin front reader producer consumer gc api"
+roles="admin front reader producer consumer gc api console operator"
 
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -y -qq --no-install-recommends "$@" >/dev/null; }
 

@@ -38,11 +38,11 @@ make_pool_landing() {
 
 # Least privilege for each kind of process (docs/CEPH.md has the table). `mon r` is needed for maps, pool settings, free
 # space, states of placement groups and the cluster's log.
-roles=(admin front reader producer consumer gc api)
+roles=(admin front reader producer consumer gc api console operator)
 caps_of() {
     case $1 in
     admin | front | consumer | gc) echo "allow rw pool=$pool_landing, allow rw pool=$pool_blocks" ;;
-    reader | producer | api) echo "allow r pool=$pool_landing, allow r pool=$pool_blocks" ;;
+    reader | producer | api | console | operator) echo "allow r pool=$pool_landing, allow r pool=$pool_blocks" ;;
     esac
 }
 

@@ -3,7 +3,7 @@
 # MySQL 8 and MariaDB. Also writes the user's URL, with a new password, to FOLDER/ROLE/metadata-url: readable for the
 # file's owner and for the group of FOLDER/ROLE, which must exist.
 # usage: deploy/sql/grants.sh [OPTION VALUE]... FOLDER [ROLE]... | mariadb       (or: | mysql)
-#   ROLE         admin front reader producer consumer gc api; without one: all except admin
+#   ROLE         admin front reader producer consumer gc api console operator; without one: all except admin
 #   -d DATABASE  name of the database (nos_ec)
 #   -s SERVER    host and port for the URL (127.0.0.1:3306)
 #   -o OPTIONS   options for the URL, such as ssl_ca=/etc/nos-ec/mysql-ca.pem
@@ -15,7 +15,7 @@
 set -euo pipefail
 
 database=nos_ec server=127.0.0.1:3306 options='' clients=%
-every_role=(front reader producer consumer gc api)
+every_role=(front reader producer consumer gc api console operator)
 
 # The rights besides SELECT, which all have on the whole database: ROLE TABLE RIGHTS. Only admin changes the tables that
 # are not listed: access_keys, and alembic_version.
@@ -66,6 +66,9 @@ gc        uploads            UPDATE (state, since_ms, attributes), DELETE
 gc        version_floors     INSERT, UPDATE (version), DELETE
 gc        versions           INSERT, DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
+
+operator  objects            UPDATE (trashed)
+operator  stored_totals      INSERT, UPDATE (value)
 '
 
 failed() { echo "grants: $*" >&2; exit 1; }

@@ -35,6 +35,7 @@ from nos_ec.core.packing.lifetimes import OTHERS, Counts
 from nos_ec.core.publishing.slots import member_lease
 from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import FLOOR_MS, Versioning
+from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.landing.log_lease import take_log_lease
 from nos_ec.ports.metadata import (
     AddMarker,
@@ -333,6 +334,17 @@ def look(system: System) -> None:
     assert system.client.store().list_buckets("", 10) == ["bucket"]
 
 
+def change(front: System, operator: System) -> None:
+    """What named operators do in the console."""
+    put(front, "regretted", 1)
+    now_ms = front.clock.now_ms()
+    front.metadata.delete_many([key("regretted")], now_ms, now_ms + 60_000)
+    changes, gc = operator.operator.changes(), GcControl(operator.metadata)
+    changes.undelete("ann", operator.client.trash().find(key("regretted")))
+    for wanted in (Control(paused=True), Control()):
+        changes.control_gc("ann", gc.read(), wanted)
+
+
 def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:
     fill(systems["front"])
     keep_buckets(systems["front"])
@@ -356,7 +368,8 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
         learn(systems["front"], systems[role])
     for role in ("producer", "consumer", "gc"):
         keep_totals(systems[role])
-    for role in ("reader", "api"):
+    change(systems["front"], systems["operator"])
+    for role in ("reader", "api", "console", "operator"):
         look(systems[role])
     any_system = systems["reader"]
     assert problems(any_system.metadata, any_system.blocks, any_system.landing, any_system.medium) == []
@@ -406,17 +419,17 @@ def test_the_server_refuses_everything_else(store: RoleStore, role: str) -> None
                 refused += 1
         assert store.try_sql(role, f"SELECT * FROM {table.name} LIMIT 1") == 0
         assert store.try_sql(role, f"DROP TABLE {table.name}") == NO_TABLE_RIGHT
-    assert refused == 3 * len(TABLES) if role in ("reader", "api") else refused > 0
+    assert refused == 3 * len(TABLES) if role in ("reader", "api", "console") else refused > 0
 
 
 def refusals(systems: dict[str, System]) -> Iterator[tuple[str, Any]]:
     """What each role must not do, as calls."""
     now_ms = systems["reader"].clock.now_ms()
-    for role in ("reader", "api", "producer"):
+    for role in ("reader", "api", "producer", "console", "operator"):
         system = systems[role]
         yield role, lambda system=system: system.client.store().put(key("new"), BytesIO(b"x"))
         yield role, lambda system=system: system.client.store().delete(key("small-39"))
-    for role in ("reader", "api"):
+    for role in ("reader", "api", "console", "operator"):
         metadata = systems[role].metadata
         yield role, lambda metadata=metadata: metadata.acquire_lease("any", now_ms, 1000)
         yield role, lambda metadata=metadata: metadata.mark_published([metadata.get(key("many-2"))], now_ms)
@@ -434,7 +447,7 @@ def test_a_refusal_is_an_error_of_the_configuration(systems: dict[str, System]) 
         with pytest.raises(ConfigError, match=rf"denied to user 'nos-ec-{role}'.*deploy/sql/grants\.sh"):
             call()
         tried += 1
-    assert tried == 13
+    assert tried == 21
     assert systems["reader"].client.store().get(key("small-39")) == data("small-39", SMALL)
 
 

@@ -19,7 +19,7 @@ from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.settings import Settings, load_settings
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "sql" / "grants.sh"
-ROLES = ("front", "reader", "producer", "consumer", "gc", "api")
+ROLES = ("front", "reader", "producer", "consumer", "gc", "api", "console", "operator")
 CONFIG = """
 [store]
 root = "store"

@@ -22,7 +22,7 @@ UNITS = sorted((DEPLOY / "systemd").iterdir())
 SERVICES = [path for path in UNITS if path.suffix == ".service"]
 CRONTAB = DEPLOY / "cron" / "nos-ec.crontab"
 DROP_IN = DEPLOY / "cluster" / "units.conf"
-ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api")
+ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api", "console", "operator")
 README = (DEPLOY / "README.md").read_text()
 PROGRAM = "/opt/nos-ec/bin/nos-ec"
 CONFIG = "/etc/nos-ec/nos-ec.toml"
@@ -155,7 +155,7 @@ def test_the_fresh_machine_runs_units_with_their_drop_ins(tmp_path: Path) -> Non
 
 def test_daemons_notify_and_end_up_under_one_target() -> None:
     daemons = [path for path in SERVICES if path.name != "nos-ec-gc.service"]
-    assert len(daemons) == 4
+    assert len(daemons) == 6
     for path in daemons:
         unit = read_unit(path)
         assert unit["Service"]["Type"] == ["notify"]
@@ -199,7 +199,7 @@ def test_the_rights_mention_every_table() -> None:
     rights = [
         line.split(None, 2) for line in script.partition("rights='\n")[2].partition("'\n")[0].splitlines() if line
     ]
-    assert {role for role, *_ in rights} == {"front", "producer", "consumer", "gc"}, "the others only read"
+    assert {role for role, *_ in rights} == {"front", "producer", "consumer", "gc", "operator"}, "the others only read"
     assert {table for _, table, _ in rights} == set(METADATA.tables) - {"access_keys"}, "only admin changes it"
     for role, table, granted in rights:
         for columns in re.findall(r"\((.*?)\)", granted):
