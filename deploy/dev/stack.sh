@@ -152,7 +152,9 @@ say_what_next() {
     echo "The stack's configuration is deploy/dev/nos-ec.toml. Next, in $repository:"
     is_where_expected || echo "  set -a; . $(printf %q "$base/nos-ec.env"); set +a       # because the stack is not in the usual place"
     echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml init"
-    echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml demo"
+    local try=demo
+    [ "$database" != vitess ] || try="put demo/README.md README.md" # a demo needs a database of its own
+    echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml $try"
 }
 
 is_where_expected() {
