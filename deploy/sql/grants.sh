@@ -69,6 +69,8 @@ gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 operator  objects            UPDATE (trashed)
 operator  stored_totals      INSERT, UPDATE (value)
+operator  version_floors     INSERT, UPDATE (version)
+operator  versions           UPDATE (created_ms)
 '
 
 failed() { echo "grants: $*" >&2; exit 1; }

@@ -61,7 +61,7 @@ def create_app(
         *buckets.routes(system, panels, view, random.Random(random_bytes(16))),
         *simulator.routes(system, simulations, view, random.Random(random_bytes(16))),
         *last_night.routes(system, panels, view),
-        *changes.routes(system),
+        *changes.routes(system, panels),
     ]
     return guarded(routes, view, system.clock, tokens, random_bytes, system.settings.console.hosts)
 

@@ -21,6 +21,8 @@ from starlette.routing import Route
 from nos_ec.composition.wiring import System
 from nos_ec.console.login import own_form
 from nos_ec.console.objects import trash_mark
+from nos_ec.console.panels import Panels
+from nos_ec.console.space import GC_NOW
 from nos_ec.console.view import VISITOR
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
@@ -54,7 +56,7 @@ def wanted_control(form: dict[str, str], seen: Control) -> Control:
     return replace(seen, bytes_per_s=bytes_per_s, operations_per_s=int(operations) if operations else None)
 
 
-def routes(system: System) -> list[Route]:
+def routes(system: System, panels: Panels) -> list[Route]:
     """Return the routes of the forms; none if the settings allow no changes."""
     if not system.settings.console.changes:
         return []
@@ -76,6 +78,7 @@ def routes(system: System) -> list[Route]:
             if seen.text != form.get("seen"):
                 raise InvalidInput("the form does not say which state of GC was seen; open Space and GC again")
             now = changes.control_gc(operator, seen, wanted_control(form, seen))
+            panels.forget(GC_NOW)
             system.events().record(EventKind.CONTROL, Outcome.DONE, f"GC is {now.in_words}, by {operator}")
 
         return await made(request, change, "/space")

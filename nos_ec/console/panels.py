@@ -202,6 +202,11 @@ class Panels:
                     self._once.popitem(last=False)[1].give_up()
             return source
 
+    def forget(self, key: Hashable) -> None:
+        """Forget what was read for single pages under a key, because it has changed."""
+        with self._lock:
+            self._once.pop(key, None)
+
     def read(self, source: Source[_T]) -> Panel[_T]:
         """Return what a source has to show."""
         self.wait_for(source)

@@ -26,6 +26,8 @@ from nos_ec.engine.gc.space import ANY_WASTE
 from nos_ec.ports.metadata import SurvivalRow, WaitingBlocks, WaitReason
 from nos_gc.assemble import gc_collector
 
+GC_NOW = "gc now"
+"""The key of what an operator sees of GC, which must not be older than their own change."""
 TARGETS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 """The targets in the table, as far as they are below what the store has now."""
 POINTS_MAX = 200
@@ -170,7 +172,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         with_plan = request.query_params.get("plan") == "1"
         # Who has changed GC must see the change, not what other sessions saw some seconds ago.
         is_operator = bool(request.scope.get(VISITOR, Visitor()).operator)
-        gc_now = panels.once("gc now", read_status) if is_operator else status
+        gc_now = panels.once(GC_NOW, read_status) if is_operator else status
         panels.wait_for(prices, gc_now, waits, buckets, *([planned] if with_plan else []))
         return view.page(
             request,

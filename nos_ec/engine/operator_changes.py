@@ -1,7 +1,8 @@
 """Changes that a named operator makes in the console. The audit trail records each of them before it is made, and a
 change that it cannot record is not made.
 
-A crash in between leaves an entry without a change, never a change without an entry.
+A change that fails after its entry gets a second entry that says so. A crash in between leaves an entry without a
+change, never a change without an entry.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from nos_ec.core.errors import Conflict, NotFound, Transient
+import structlog
+
+from nos_ec.core.errors import Conflict, NosError, Transient
 from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.ports.audit_trail import AuditTrail
 from nos_ec.ports.metadata import ObjectRow
+
+_log = structlog.get_logger(__name__)
 
 
 class OperatorChanges:
@@ -39,16 +44,21 @@ class OperatorChanges:
         def changed(now: Control) -> Control:
             nonlocal is_recorded
             if now != seen:
-                refusal = Conflict(
+                raise Conflict(
                     "nothing was changed, because somebody else has changed the commands to GC: now GC is"
                     f" {now.in_words}; open the page Space and GC again, and decide whether you still want your change"
                 )
-                raise self._refused(entry, refusal) if is_recorded else refusal
-            self._record(entry)
+            if not is_recorded:
+                self._record(entry)
             is_recorded = True
             return wanted
 
-        return self._control.change(changed)
+        try:
+            return self._control.change(changed)
+        except NosError as error:
+            if is_recorded:
+                self._failed(entry, error)
+            raise
 
     def undelete(self, operator: str, row: ObjectRow) -> ObjectRow:
         """Make a version in the trash current again, as TrashCan.undelete does. Raises NotFound, Conflict and
@@ -63,8 +73,9 @@ class OperatorChanges:
         self._record(entry)
         try:
             return self._trash.undelete(row)
-        except (NotFound, Conflict) as error:
-            raise self._refused(entry, error) from error
+        except NosError as error:
+            self._failed(entry, error)
+            raise
 
     def _record(self, entry: AuditEntry) -> None:
         if not self._trail.record([entry]):
@@ -72,11 +83,12 @@ class OperatorChanges:
                 "nothing was changed, because the audit trail cannot be written; the log of the console has the reason"
             )
 
-    def _refused(self, entry: AuditEntry, error: NotFound | Conflict) -> NotFound | Conflict:
-        """Record that a change was not made after all, and return why."""
-        refused = AuditEntry(AuditKind.CHANGE_REFUSED, str(error), operator=entry.operator, object=entry.object)
-        self._trail.record([refused])
-        return error
+    def _failed(self, entry: AuditEntry, error: NosError) -> None:
+        """Record that a change was not made after all, or that nobody knows whether it was."""
+        why = f"it may have been made or not: {error}" if isinstance(error, Transient) else str(error)
+        refused = AuditEntry(AuditKind.CHANGE_REFUSED, why, operator=entry.operator, object=entry.object)
+        if not self._trail.record([refused]):
+            _log.error("the audit trail has a change that was not made", operator=entry.operator, error=str(error))
 
 
 def _times(row: ObjectRow) -> dict[str, Any]:

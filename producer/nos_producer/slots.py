@@ -64,6 +64,7 @@ class HeldSlots:
         self._member = None if member is None else member_lease(member)
         self._next_ms = 0
         self._leases: dict[str, Lease] = {}
+        self._fenced: list[str] = []
 
     def slots(self) -> frozenset[int]:
         """Return the slots from which only this producer may publish now. Leaves out slots whose lease expired without
@@ -89,8 +90,11 @@ class HeldSlots:
         self._renew(now_ms)
         if self._member is not None and self._member not in self._leases:
             self._take([self._member], now_ms)
-        self._rebalance(self._metadata.list_leases(LEASE_PREFIX), now_ms)
-        self._next_ms = now_ms + self._wait_ms
+        try:
+            self._rebalance(self._metadata.list_leases(LEASE_PREFIX), now_ms)
+            self._next_ms = now_ms + self._wait_ms
+        finally:
+            self._report_fenced()
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -163,15 +167,18 @@ class HeldSlots:
         return plan_slots(self.slots(), free, members.index(self._member), len(members))
 
     def _fence(self, expired: Iterable[Lease], now_ms: int) -> None:
-        fenced: list[str] = []
-        try:
-            for lease in expired:
-                if self._metadata.fence_lease(lease, now_ms):
-                    fenced.append(lease.name)
-                    _log.info("lease of a dead producer fenced", lease=lease.name, epoch=lease.epoch)
-                    kill_point("producer.lease_fenced")
-        finally:
-            self._on_fenced(fenced)
+        for lease in expired:
+            if self._metadata.fence_lease(lease, now_ms):
+                self._fenced.append(lease.name)
+                _log.info("lease of a dead producer fenced", lease=lease.name, epoch=lease.epoch)
+                kill_point("producer.lease_fenced")
+
+    def _report_fenced(self) -> None:
+        """Report the leases that were fenced. It may take longer than leases last, while the database is slow."""
+        if self._fenced:
+            with self.renewed():
+                self._on_fenced(self._fenced)
+            self._fenced = []
 
     def _take(self, names: list[str], now_ms: int) -> None:
         taken = self._metadata.acquire_leases(names, now_ms, self._ttl_ms)

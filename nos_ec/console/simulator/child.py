@@ -76,6 +76,8 @@ def limit_process(nice: int) -> None:
     """Let other processes go first, and limit memory and CPU time."""
     with suppress(OSError):  # a service manager may forbid it
         os.nice(nice)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # if memory is short, the kernel ends this process first
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, MEMORY_BYTES_MAX),
@@ -131,7 +133,7 @@ def run(order: Order, data: bytes, tell: Tell) -> None:
 
 def _sizes_of(data: bytes) -> list[int]:
     try:
-        return parse_sizes(data.decode().splitlines(), NAME)
+        return parse_sizes(data.decode().split("\n"), NAME)
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{NAME}: it is not text; give one size in bytes per line") from error
 

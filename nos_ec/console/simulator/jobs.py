@@ -117,8 +117,6 @@ class Simulations:
                 raise Conflict("another simulation is running; wait until it has ended, or cancel it")
             work = Work(Simulation(self._random_bytes(16).hex(), title, workload, self._clock.now_ms()))
             self._under_way = self._works[work.shown.id] = work
-            if len(self._works) > KEPT_MAX:
-                self._works.popitem(last=False)
         return work
 
     def drop(self, work: Work) -> None:
@@ -128,10 +126,12 @@ class Simulations:
             self._under_way = None
 
     def start(self, work: Work, order: Order, prepare: Prepare) -> None:
-        """Begin a simulation that was reserved."""
+        """Begin a simulation that was reserved. The oldest one is forgotten if there are too many."""
         thread = threading.Thread(target=self._run, args=(work, order, prepare), name="simulation", daemon=True)
         with self._lock:
             self._thread = thread
+            if len(self._works) > KEPT_MAX:
+                self._works.popitem(last=False)
         thread.start()
 
     def find(self, simulation_id: str) -> Simulation:

@@ -145,8 +145,11 @@ def _items(queue: RetryQueue[Any]) -> Iterator[ParkedItem]:
 
 
 def _dumped(daemons: Sequence[Daemon]) -> str:
-    """Return daemons as the text of a note: those seen last, with as many of their items as fit."""
-    kept = sorted(daemons, key=lambda one: -one.seen_ms)[:DAEMONS_MAX]
+    """Return daemons as the text of a note, with as many of their items as fit. Those that stopped as asked make room
+    first, and then those seen least recently. Only daemons that may be alive have items."""
+    last_ms = max(one.seen_ms for one in daemons)
+    kept = sorted(daemons, key=lambda one: (one.ended_ms is not None, -one.seen_ms))[:DAEMONS_MAX]
+    kept = [one if one.is_alive(last_ms) else replace(one, items=()) for one in kept]
     most = ITEMS_MAX
     while len(text := _text(kept, most)) > NOTE_CHARS_MAX:
         if most:

@@ -2,8 +2,8 @@
 
 Each kind is one note of bounded size, changed by compare-and-set, so that frequent events do not displace those of
 another kind, and processes do not overwrite each other's. An event that occurs several times in a row is one entry with
-a count. Recording never fails or delays the work: a failure is logged, and the event of a killed process may be
-missing.
+a count. Recording never fails the work: a failure is logged, and the event of a killed process may be missing. It
+takes as long as the metadata needs for two short transactions, so callers record when nothing waits for them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 import pytest
@@ -21,7 +21,7 @@ from nos_ec.console.app import Server, create_app
 from nos_ec.console.login_token import find_login_tokens
 from nos_ec.console.panels import Panels
 from nos_ec.console.sessions import IDLE_MS_MAX
-from nos_ec.core.errors import Conflict
+from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.formats.audit_trail import AuditKind, Recorded
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.gc.control import Control, GcControl
@@ -137,6 +137,25 @@ def test_a_change_that_loses_a_race_is_recorded_as_refused(
         system.operator.changes().control_gc("ann", Control(), Control(False, 7))
     assert gc.read() == Control(True)
     assert [one.kind for one in changes(bench)] == list(CHANGES)
+
+
+def test_a_change_that_fails_is_recorded_as_refused(
+    bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any) -> NoReturn:
+        raise Transient("the database went away")
+
+    row, _ = trashed(bench, system, "a")
+    monkeypatch.setattr(system.metadata, "store_note", fail)
+    monkeypatch.setattr(system.metadata, "undelete", fail)
+    operator_changes = system.operator.changes()
+    with pytest.raises(Transient):
+        operator_changes.control_gc("ann", Control(), Control(paused=True))
+    with pytest.raises(Transient):
+        operator_changes.undelete("ann", row)
+    found = changes(bench)
+    assert [one.kind for one in found] == [*CHANGES, *CHANGES]
+    assert all(one.why == "it may have been made or not: the database went away" for one in found[1::2])
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,18 @@ def test_the_note_is_bounded_however_many_daemons_fail() -> None:
     assert max(len(f"daemons {service}") for service in SERVICES) <= 16
 
 
+def test_daemons_that_stopped_make_room_for_one_that_is_silent() -> None:
+    notes, clock = InMemoryNotes(), SetClock(NOW_MS)
+    presence(notes, clock, "silent", [failing(clock, 1)]).record(ended=False)
+    for number in range(2 * DAEMONS_MAX):
+        clock.advance(1)
+        presence(notes, clock, f"restarted {number}", [failing(clock, 1)]).record(ended=True)
+    found = {one.process: one for one in read_daemons(notes)}
+    assert len(found) == DAEMONS_MAX
+    assert len(found["silent"].items) == 1
+    assert all(one.items == () for one in found.values() if one.process != "silent")
+
+
 def test_daemons_do_not_overwrite_each_other() -> None:
     notes, clock = InMemoryNotes(lose=TRIES - 1), SetClock(NOW_MS)
     one, two = presence(notes, clock, "one"), presence(notes, clock, "two")
