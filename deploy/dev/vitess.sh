@@ -37,7 +37,7 @@ start_s_max=120
 end_s_max=60
 declare -A ports
 topology=()
-export VTDATAROOT=$base
+export VTDATAROOT=$base VT_MYSQL_ROOT=$base/mysql
 
 # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -304,6 +304,15 @@ make_keyspace() { # KEYSPACE    a primary without replicas cannot wait for their
 
 has_primary() { control GetTablets --keyspace="$1" --tablet-type=primary | grep -q primary; } # KEYSPACE
 
+# vttablet asks the program for its version. Without this one, it would ask any other that the machine has.
+write_mysqld() {
+    local command
+    mapfile -t command < <(mysql_command "$mysql" mysqld)
+    mkdir -p "$VT_MYSQL_ROOT/bin"
+    { echo '#!/bin/sh' && printf 'exec'; printf ' "%s"' "${command[@]}" && echo ' "$@"'; } >"$VT_MYSQL_ROOT/bin/mysqld"
+    chmod +x "$VT_MYSQL_ROOT/bin/mysqld"
+}
+
 launch_mysqld() { # NUMBER ARGUMENT...
     local number=$1 configuration=$base/tablet-$1/my.cnf command
     shift
@@ -377,6 +386,7 @@ start() {
     forget_ended
     trap stop_after_failure EXIT
     trap 'exit 143' INT TERM
+    write_mysqld
     local clients=http://127.0.0.1:${ports[etcd]} peers=http://127.0.0.1:${ports[etcd_peers]}
     launch etcd "--data-dir=$base/etcd" "$(etcd_program)" --listen-client-urls="$clients" \
         --advertise-client-urls="$clients" --listen-peer-urls="$peers" --initial-advertise-peer-urls="$peers" \
