@@ -40,6 +40,7 @@ def manual(reference: str, date: str) -> str:
     context = root.make_context(NAME, [], resilient_parsing=True)
     lines = [
         f'.TH NOS\\-EC 1 {date} "nos_ec {__version__}" "User Commands"',
+        ".ad l",  # a long list of values has no spaces that could be stretched
         ".SH NAME",
         f"{_plain(NAME)} \\- packs small objects into full erasure\\-coded stripes",
         ".SH SYNOPSIS",
@@ -92,7 +93,8 @@ def _parameters(command: Any, context: Any) -> Iterator[str]:
 
 def _list(entries: Any) -> Iterator[str]:
     for term, text in entries:
-        yield from (".TP", f".B {_plain(term)}", *_filled(text))
+        breakable = _plain(term).replace("|", "|\\:")  # a line may end within a long list of values
+        yield from (".TP", f".B {breakable}", *_filled(text))
 
 
 def _paragraphs(text: str) -> Iterator[str]:

@@ -62,8 +62,11 @@ def capacity(
     ] = 4.0,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the hosts, disks and databases that a load needs, and which limit determines each. Each line names the
-    figures that it stands on. Reads settings, but no store. docs/CAPACITY.md has the formulas."""
+    """Compute the hosts, disks and databases of a load.
+
+    Also shows which limit determines each, and the figures that each line stands on. Reads settings, but no store.
+    docs/CAPACITY.md has the formulas.
+    """
     if (mean_size is None) == (sizes_file is None):
         raise InvalidInput("give either --mean-size or --sizes")
     if not all(map(isfinite, (objects, puts, gets, rebuild_hours, outage_hours))):

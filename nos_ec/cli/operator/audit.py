@@ -42,9 +42,10 @@ def audit(
     last: Annotated[int | None, typer.Option("--last", min=1, max=100_000, help="Only the newest N entries.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was deleted or replaced, and by which process, and what operators have changed in the console.
+    """Show what was deleted, replaced or changed, and by whom.
 
-    Oldest first. Reads the audit trail of this host, not the store.
+    By which process, or, for changes in the console, by which operator. Oldest first.
+    Reads the audit trail of this host, not the store.
     """
     settings = context(ctx).settings()
     now_ms = SystemClock().now_ms()

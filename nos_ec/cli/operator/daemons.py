@@ -13,9 +13,10 @@ from nos_ec.engine.texts import printable
 
 
 def daemons(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show which producers, consumers and GC daemons are alive, their versions, and what each has set aside.
+    """Show which daemons are alive, and what they have set aside.
 
-    Each records this every minute. Daemons that have stopped or fallen silent are shown for a day.
+    Producers, consumers and GC daemons record this and their versions every minute. Daemons
+    that have stopped or fallen silent are shown for a day.
     """
     with context(ctx).system() as system:
         found, now_ms = read_daemons(system.metadata), system.clock.now_ms()

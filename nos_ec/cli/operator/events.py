@@ -20,9 +20,10 @@ def events(
     kind: Annotated[EventKind | None, typer.Option("--kind", help="Only events of this kind.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what has happened to the store: GC runs, scrubs, dumps, checks, lost leases, changes to GC's limits.
+    """Show the last events of the store.
 
-    Oldest first. The store keeps the last 50 events of each kind. GC runs that found nothing to do are left out.
+    These are GC runs, scrubs, dumps, checks, lost leases, and changes to GC's limits. Oldest first. The
+    store keeps the last 50 events of each kind. GC runs that found nothing to do are left out.
     """
     with context(ctx).system() as system:
         since_ms = 0 if since is None else time_of(since, "--since", system.clock.now_ms())

@@ -74,7 +74,7 @@ class TrashCan:
         """Make a version of the trash current again. Raises NotFound, and Conflict when its key is in use."""
         if self.undelete_many([row]):
             return row
-        self.at(row.key, TrashMark(row.trash_until_ms or 0, row.object_id))
+        self.find(row.key, row.version)
         raise in_use(row)
 
     def undelete_many(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
