@@ -180,7 +180,7 @@ class Backlog(_Answer):
 
 
 class Events(_Answer):
-    """What has happened to the store."""
+    """The last events of the store."""
 
     model_config = _example(
         events=[

@@ -150,10 +150,19 @@ def _set_cookie(answer: Response, scope: Scope, session_id: str) -> None:
 
 async def own_form(request: Request) -> dict[str, str]:
     """Return the fields of a form that a page of this session has shown. Raises HTTPException."""
-    form, csrf = await form_fields(request), request.scope[VISITOR].csrf
-    if not csrf or not hmac.compare_digest(csrf.encode(), form.get("csrf", "").encode("utf-8", "replace")):
+    form = await form_fields(request)
+    if not request.scope[VISITOR].csrf:
         raise HTTPException(HTTPStatus.FORBIDDEN, STALE)
+    require_csrf(request, form.get("csrf", ""))
     return form
+
+
+def require_csrf(request: Request, given: str) -> None:
+    """Check that a form was shown by a page of this session; without a login, there are no sessions. Raises
+    HTTPException."""
+    csrf = request.scope.get(VISITOR, Visitor()).csrf
+    if not hmac.compare_digest(csrf.encode(), given.encode("utf-8", "replace")):
+        raise HTTPException(HTTPStatus.FORBIDDEN, STALE)
 
 
 async def form_fields(request: Request) -> dict[str, str]:

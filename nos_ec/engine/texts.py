@@ -40,6 +40,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def shortened(text: str, chars_max: int) -> str:
+    """Return at most `chars_max` characters of a text, with "..." at the end if it is longer."""
+    return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
+
+
 def count_text(count: float, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: '1 object', '2,000 objects'."""
     return f"{count:,.0f} {noun if count == 1 else plural or noun + 's'}"

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.driver.failures import place, read_only, translate
 from nos_ec.adapters.sql.driver.galera import look_at_node
-from nos_ec.adapters.sql.driver.primary import READ_ONLY_FLAGS, ReadOnlyServer, check_flags, is_galera
+from nos_ec.adapters.sql.driver.primary import READ_ONLY_FLAGS, ReadOnlyServer, check_flags, is_galera, is_vitess
 from nos_ec.adapters.sql.tables.migrate import check_schema, revision
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.adapters.sql.tables.store_info import find_store_id, has_geometry
@@ -154,7 +154,7 @@ class DatabaseCheck:
         with self._translated():
             found = self._open().execute(text(f"SHOW VARIABLES WHERE Variable_name IN ({names})"))
             values = {str(row[0]).lower(): str(row[1]) for row in found}
-            if "vitess" in str(self._query("SELECT VERSION()")).lower():
+            if is_vitess(self._open()):
                 self._open().exec_driver_sql(_MANY_ROWS).all()
         isolation = values.get("transaction_isolation") or values.get("tx_isolation", "")
         if int(values["max_allowed_packet"]) < PACKET_BYTES_MIN:

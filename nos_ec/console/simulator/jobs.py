@@ -1,6 +1,6 @@
 """Runs simulations, one at a time for all sessions, each in a child process (child.py), and keeps the last results.
 
-9  the results of KEPT_MAX simulations are kept; a list of sizes is kept only if it came from a bucket
+The results of KEPT_MAX simulations are kept. A list of sizes is kept only if it came from a bucket.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from starlette.routing import Route
 
 from nos_ec.bench.gc.workloads import GC_WORKLOADS
 from nos_ec.composition.wiring import System
-from nos_ec.console.login import STALE, form_fields
+from nos_ec.console.login import form_fields, require_csrf
 from nos_ec.console.simulator.child import NICE, Order
 from nos_ec.console.simulator.jobs import Simulation, Simulations, Work
-from nos_ec.console.view import VISITOR, View, Visitor
+from nos_ec.console.view import View
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX
 from nos_ec.engine.figures.bucket_sample import bucket_of, random_ranges
@@ -248,14 +247,6 @@ def routes(system: System, simulations: Simulations, view: View, rng: random.Ran
 
 def _to(simulation_id: str) -> Response:
     return RedirectResponse(f"/simulator/{simulation_id}", HTTPStatus.SEE_OTHER)
-
-
-def require_csrf(request: Request, given: str) -> None:
-    """Check that a form was shown by a page of this session; without a login, there are no sessions. Raises
-    HTTPException."""
-    csrf = request.scope.get(VISITOR, Visitor()).csrf
-    if not hmac.compare_digest(csrf.encode(), given.encode("utf-8", "replace")):
-        raise HTTPException(HTTPStatus.FORBIDDEN, STALE)
 
 
 def chosen_workload(given: str) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 import structlog
 
 from nos_ec.core.errors import NosError
+from nos_ec.core.expiry import DAY_MS
 from nos_ec.engine.retry_queue import RetryQueue
+from nos_ec.engine.texts import shortened
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import NOTE_CHARS_MAX, Notes
 
@@ -25,7 +27,7 @@ SEEN_MS = 60_000
 """How often a daemon records that it is alive."""
 SILENT_MS = 3 * SEEN_MS
 """A daemon that has recorded nothing for so long is dead, or cannot reach the metadata."""
-KEPT_MS = 86_400_000
+KEPT_MS = DAY_MS
 DAEMONS_MAX = 64
 ITEMS_MAX = 20
 """The most parked items of a daemon that are recorded: those that failed first. Fewer if the note would be too long."""
@@ -136,7 +138,7 @@ def _is_same(one: Daemon, other: Daemon) -> bool:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 3] + "..."
+    return shortened(text, TEXT_CHARS_MAX)
 
 
 def _items(queue: RetryQueue[Any]) -> Iterator[ParkedItem]:

@@ -20,6 +20,7 @@ import structlog
 from nos_ec.core.errors import ConfigError, Conflict, LeaseLost, NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.publishing.slots import leased_slot
+from nos_ec.engine.texts import shortened
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import NOTE_CHARS_MAX, Notes
 
@@ -99,7 +100,7 @@ class EventLog:
         """Record an event of now or of `at_ms`. Logs failures, and raises nothing. One that was recorded before, with
         the same `at_ms`, is left out."""
         now_ms = self._clock.now_ms() if at_ms is None else at_ms
-        process, text = _cut(self._process, PROCESS_CHARS_MAX), _cut(text, TEXT_CHARS_MAX)
+        process, text = shortened(self._process, PROCESS_CHARS_MAX), shortened(text, TEXT_CHARS_MAX)
         event = StoreEvent(kind, outcome, now_ms, now_ms, 1, took_ms, process, text)
         try:
             self._add(event)
@@ -158,10 +159,6 @@ def read_events(notes: Notes, since_ms: int = 0) -> list[StoreEvent]:
 
 def _note(kind: EventKind) -> str:
     return f"events {kind.value}"
-
-
-def _cut(text: str, chars_max: int) -> str:
-    return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
 
 
 def _joined(events: Sequence[StoreEvent], event: StoreEvent) -> list[StoreEvent] | None:

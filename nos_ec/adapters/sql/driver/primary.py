@@ -51,6 +51,11 @@ def hold_node(connection: Connection) -> None:
     check_flags(connection.exec_driver_sql(_HOLD_NODE).first() or (True,))
 
 
+def is_vitess(connection: Connection) -> bool:
+    """Return whether a MySQL server is vtgate."""
+    return "vitess" in str(connection.exec_driver_sql("SELECT VERSION()").scalar()).lower()
+
+
 def is_galera(connection: Connection) -> bool:
     """Return whether this connection leads to a node of a Galera cluster, as it was when it was opened."""
     return getattr(connection.connection.dbapi_connection, "is_galera", False)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from nos_ec.adapters.sql.driver.engine import MYSQL_READ_S, NEW_OR_LOST, WRITES, is_missing, make_engine, parse_url
 from nos_ec.adapters.sql.driver.failures import place, translate
+from nos_ec.adapters.sql.driver.primary import is_vitess
 from nos_ec.adapters.sql.tables.store_info import find_store_id, has_geometry
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
@@ -162,7 +163,7 @@ def _alone(connection: Connection) -> Iterator[None]:
 def _change_tables_at_once(connection: Connection) -> None:
     """With another strategy, which may be vtgate's default (`--ddl-strategy`), Vitess only queues a change of a table.
     The next steps would not find the change, and the schema would be noted as complete."""
-    if connection.dialect.name == "mysql" and "vitess" in str(connection.scalar(text("SELECT VERSION()"))).lower():
+    if connection.dialect.name == "mysql" and is_vitess(connection):
         connection.exec_driver_sql("SET @@ddl_strategy = 'direct'")
 
 
