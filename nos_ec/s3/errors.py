@@ -8,16 +8,17 @@ from __future__ import annotations
 _CODES = {
     304: "NotModified",
     400: "AccessControlListNotSupported AuthorizationHeaderMalformed AuthorizationQueryParametersError BadDigest"
-    " BadRequest EntityTooLarge EntityTooSmall IllegalLocationConstraintException"
+    " BadRequest EntityTooLarge EntityTooSmall ExpiredToken IllegalLocationConstraintException"
     " IllegalVersioningConfigurationException IncompleteBody InvalidArgument InvalidBucketAclWithObjectOwnership"
     " InvalidBucketName InvalidDigest InvalidLocationConstraint InvalidPart InvalidPartOrder InvalidPolicyDocument"
     " InvalidRequest InvalidStorageClass InvalidTag InvalidToken InvalidURI KeyTooLongError MalformedACLError"
     " MalformedPOSTRequest MalformedPolicy MalformedTrailerError MalformedXML MaxMessageLengthExceeded"
     " MaxPostPreDataLengthExceededError MetadataTooLarge MissingSecurityHeader MissingRequestBodyError"
     " RequestTimeout TooManyBuckets UnexpectedContent UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch"
-    " XAmzContentSHA256Mismatch",
-    403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError RequestTimeTooSkewed"
-    " SignatureDoesNotMatch",
+    " XAmzContentSHA256Mismatch"
+    " InvalidAction MalformedPolicyDocument MissingAction ValidationError",  # of the Security Token Service
+    403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError InvalidClientTokenId"
+    " MissingAuthenticationToken RequestTimeTooSkewed SignatureDoesNotMatch",
     404: "NoSuchBucket NoSuchBucketPolicy NoSuchCORSConfiguration NoSuchConfiguration NoSuchKey"
     " NoSuchLifecycleConfiguration NoSuchPublicAccessBlockConfiguration NoSuchTagSet NoSuchUpload NoSuchVersion"
     " NoSuchWebsiteConfiguration ObjectLockConfigurationNotFoundError OwnershipControlsNotFoundError"

@@ -94,6 +94,17 @@ def policy_of(body: bytes, bucket: str, *, is_new: bool = False) -> Policy:
     is_new: also refuse an action that applies to none of the resources of its statement. Such a statement allows or
     denies less than its author meant, but a policy that is already stored with one stays valid.
     """
+    return _policy(body, bucket, is_new=is_new)
+
+
+def session_policy_of(body: bytes) -> Policy:
+    """Parse the policy of a session. Its statements have no Principal and may name any bucket. Raises MalformedPolicy,
+    or NotImplemented for unsupported elements. Source: "Session policies" of the IAM user guide."""
+    return _policy(body, None, is_new=True)
+
+
+def _policy(body: bytes, bucket: str | None, *, is_new: bool) -> Policy:
+    """Parse the policy of a bucket, or that of a session if `bucket` is None."""
     if len(body) > POLICY_BYTES_MAX:
         raise malformed_policy(f"The policy has more than {POLICY_BYTES_MAX} bytes.")
     try:
@@ -147,21 +158,21 @@ def _only(data: dict[str, Any], names: frozenset[str], where: str) -> None:
             raise malformed_policy(f"Unknown field {name} in {where}.")
 
 
-def _statement(data: dict[str, Any], bucket: str, *, is_new: bool) -> Statement:
+def _statement(data: dict[str, Any], bucket: str | None, *, is_new: bool) -> Statement:
     if data.get("Effect") == "Allow" and "NotPrincipal" in data:
         raise malformed_policy("Allow with NotPrincipal is not supported.")
-    _only(data, _OF_STATEMENT, "a statement")
+    _only(data, _OF_STATEMENT if bucket is not None else _OF_STATEMENT - {"Principal"}, "a statement")
     if data.get("Effect") not in ("Allow", "Deny"):
         raise malformed_policy("The Effect of a statement is Allow or Deny.")
-    if "Principal" not in data:
+    if bucket is not None and "Principal" not in data:
         raise malformed_policy("Missing required field Principal")
-    accounts = _accounts(data["Principal"])
+    accounts = None if bucket is None else _accounts(data["Principal"])
     actions, no_action = _either(data, "Action")
     resources, no_resource = _either(data, "Resource")
     for action in actions:
         _check_action(action)
     inside = [_resource(resource, bucket, negated=no_resource) for resource in resources]
-    if is_new and not (no_action or no_resource):
+    if is_new and bucket is not None and not (no_action or no_resource):
         _check_that_actions_apply(actions, inside, bucket)
     return Statement(
         data["Effect"] == "Allow",
@@ -245,12 +256,15 @@ def _check_that_actions_apply(actions: Iterable[str], resources: Sequence[str], 
             )
 
 
-def _resource(resource: str, bucket: str, *, negated: bool) -> str:
-    """Return the pattern BUCKET or BUCKET/KEY of a resource. Another bucket is refused, except in NotResource."""
+def _resource(resource: str, bucket: str | None, *, negated: bool) -> str:
+    """Return the pattern BUCKET or BUCKET/KEY of a resource. Another bucket is refused, except in NotResource. The
+    policy of a session (`bucket` is None) may name any bucket, or `*` for everything."""
+    if bucket is None and resource == "*":
+        return resource
     if not resource.startswith(_RESOURCE):
         raise _invalid("resource", resource)
     inside = resource.removeprefix(_RESOURCE)
-    if not negated and not re.fullmatch(_regex(inside.partition("/")[0]), bucket):
+    if bucket is not None and not negated and not re.fullmatch(_regex(inside.partition("/")[0]), bucket):
         raise _invalid("resource", resource)
     return inside
 

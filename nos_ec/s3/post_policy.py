@@ -34,13 +34,14 @@ _CREDENTIAL = re.compile(r"(.+)/([0-9]{8})/([0-9A-Za-z_-]{1,64})/s3/aws4_request
 @dataclass(frozen=True, slots=True)
 class FormClaim:
     """The signature of a form, not verified yet. `policy` is in base64, as signed. `day` (YYYYMMDD) and `region` are
-    None for Signature Version 2."""
+    None for Signature Version 2. `token` is the session token of temporary credentials, None for an access key."""
 
     access_key: str
     signature: str
     policy: str
     day: str | None = None
     region: str | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,10 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
         if signed:
             raise _missing("policy")
         return None
-    if "x-amz-security-token" in fields:
-        raise S3Error("InvalidToken", "This store issues no session tokens.")
+    token = fields.get("x-amz-security-token")
     if "x-amz-signature" not in fields and "x-amz-credential" not in fields:  # Signature Version 2
+        if token is not None:
+            raise S3Error("InvalidToken", "Temporary credentials need Signature Version 4.")
         for name in ("AWSAccessKeyId", "signature"):
             if not fields.get(name.lower()):
                 raise _missing(name)
@@ -77,7 +79,7 @@ def read_form_claim(fields: Mapping[str, str]) -> FormClaim | None:
             " day of x-amz-date.",
             "x-amz-credential",
         )
-    return FormClaim(match[1], fields["x-amz-signature"], policy, match[2], match[3])
+    return FormClaim(match[1], fields["x-amz-signature"], policy, match[2], match[3], token)
 
 
 def verify_form(claim: FormClaim, secret: str) -> None:

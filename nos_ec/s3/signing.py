@@ -72,11 +72,13 @@ _PAYLOAD_OF = {payload.value: payload for payload in Payload if payload is not P
 class Claim:
     """The signature of a request, not verified yet. `date` has the form `YYYYMMDDTHHMMSSZ`; `scope` is the rest of the
     credential after the access key. `date` and `content_sha256` are as sent. `presigned` is set for a signature in the
-    query."""
+    query. `token` is the session token of temporary credentials, None for an access key."""
 
     access_key: str
+    token: str | None
     date: str
     region: str
+    service: str
     scope: str
     signed_headers: tuple[str, ...]
     signature: str
@@ -100,12 +102,13 @@ class Signed:
     signature: str
 
 
-def read_claim(request: Request, now_ms: int) -> Claim | None:
-    """Read the signature of a request. Returns None for an anonymous request. Any region is accepted, because clients
-    of a private store sign with whatever region they are configured for.
+def read_claim(request: Request, now_ms: int, service: str = "s3", body: bytes | None = None) -> Claim | None:
+    """Read the signature of a request to this service. Returns None for an anonymous request. Any region is accepted,
+    because clients of a private store sign with whatever region they are configured for. `body` is given for services
+    other than S3, which sign its SHA-256 without sending it as a header.
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, InvalidArgument, InvalidRequest,
-    InvalidToken, AccessDenied (no date, not valid yet, expired), RequestTimeTooSkewed, NotImplemented (an unsupported
+    AccessDenied (no date, not valid yet, expired), RequestTimeTooSkewed, NotImplemented (an unsupported
     way to sign bodies)."""
     authorization = request.header("authorization")
     in_query = not request.query.keys().isdisjoint(("X-Amz-Algorithm", "X-Amz-Signature", "X-Amz-Credential"))
@@ -115,9 +118,10 @@ def read_claim(request: Request, now_ms: int) -> Claim | None:
         )
     if not in_query and authorization is None:
         return None
-    if request.header("x-amz-security-token") is not None or request.parameter("X-Amz-Security-Token") is not None:
-        raise S3Error("InvalidToken", "This store issues no session tokens.")
-    return _claim_of_query(request, now_ms) if in_query else _claim_of_header(request, authorization or "", now_ms)
+    if in_query:
+        return _claim_of_query(request, now_ms, service)
+    body_sha256 = None if body is None else hashlib.sha256(body).hexdigest()
+    return _claim_of_header(request, authorization or "", now_ms, service, body_sha256)
 
 
 def unsigned(request: Request) -> Signed | None:
@@ -145,7 +149,7 @@ def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
     Raises S3Error: InvalidAccessKeyId, SignatureDoesNotMatch, AccessDenied (a header that must be signed is not)."""
     if secret is None:
         raise unknown_key(claim.access_key)
-    key = signing_key(secret, claim.date[:8], claim.region)
+    key = signing_key(secret, claim.date[:8], claim.region, claim.service)
     headers = _canonical_headers(request, claim.signed_headers)
     first = None
     for path, query in _canonical_targets(request, claim.presigned):
@@ -177,10 +181,10 @@ def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
 
 
 @lru_cache(maxsize=1024)
-def signing_key(secret: str, day: str, region: str) -> bytes:
-    """Return the key that signs the requests of one day and region. The last 1,024 keys are cached."""
+def signing_key(secret: str, day: str, region: str, service: str = "s3") -> bytes:
+    """Return the key that signs the requests of one day, region and service. The last 1,024 keys are cached."""
     key = f"AWS4{secret}".encode()
-    for part in (day, region, "s3", "aws4_request"):
+    for part in (day, region, service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
     return key
 
@@ -194,7 +198,7 @@ def _malformed(presigned: bool) -> str:
     return "AuthorizationQueryParametersError" if presigned else "AuthorizationHeaderMalformed"
 
 
-def _claim_of_header(request: Request, authorization: str, now_ms: int) -> Claim:
+def _claim_of_header(request: Request, authorization: str, now_ms: int, service: str, body_sha256: str | None) -> Claim:
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
         raise S3Error("AccessDenied", "The Authorization header is empty.")
@@ -221,13 +225,13 @@ def _claim_of_header(request: Request, authorization: str, now_ms: int) -> Claim
     date, date_ms = _date_of_headers(request)
     if abs(now_ms - date_ms) > SKEW_MS_MAX:
         raise _skewed(date, now_ms)
-    content_sha256 = request.header("x-amz-content-sha256")
+    content_sha256 = request.header("x-amz-content-sha256") if body_sha256 is None else body_sha256
     if content_sha256 is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256.")
-    return _claim(fields, date, content_sha256, presigned=False)
+    return _claim(fields, request.header("x-amz-security-token"), date, content_sha256, service, presigned=False)
 
 
-def _claim_of_query(request: Request, now_ms: int) -> Claim:
+def _claim_of_query(request: Request, now_ms: int, service: str) -> Claim:
     fields = {}
     for name in _QUERY_NAMES:
         value = request.parameter("X-Amz-" + name)
@@ -258,18 +262,22 @@ def _claim_of_query(request: Request, now_ms: int) -> Claim:
     in_query, in_header = request.parameter("X-Amz-Content-Sha256"), request.header("x-amz-content-sha256")
     if in_query is not None and in_header is not None and in_query != in_header:
         raise S3Error("InvalidRequest", "X-Amz-Content-Sha256 differs between the query and the headers.")
-    return _claim(fields, fields["Date"], in_query or in_header or Payload.UNSIGNED.value, presigned=True)
+    token = request.parameter("X-Amz-Security-Token")
+    content_sha256 = in_query or in_header or Payload.UNSIGNED.value
+    return _claim(fields, token, fields["Date"], content_sha256, service, presigned=True)
 
 
-def _claim(fields: dict[str, str], date: str, content_sha256: str, *, presigned: bool) -> Claim:
+def _claim(
+    fields: dict[str, str], token: str | None, date: str, content_sha256: str, service: str, *, presigned: bool
+) -> Claim:
     code = _malformed(presigned)
     # An access key may contain slashes; the other parts may not.
     parts = fields["Credential"].rsplit("/", 4)
     if len(parts) != 5 or not parts[0]:
-        raise S3Error(code, "The credential must be <access key>/<YYYYMMDD>/<region>/s3/aws4_request.")
-    access_key, day, region, service, end = parts
-    if service != "s3" or end != "aws4_request":
-        raise S3Error(code, f"The credential ends in {service}/{end}; expecting s3/aws4_request.")
+        raise S3Error(code, f"The credential must be <access key>/<YYYYMMDD>/<region>/{service}/aws4_request.")
+    access_key, day, region, *ends = parts
+    if ends != [service, "aws4_request"]:
+        raise S3Error(code, f"The credential ends in {'/'.join(ends)}; expecting {service}/aws4_request.")
     if not _REGION.fullmatch(region):
         raise S3Error(code, "The region in the credential must be 1 to 64 letters, digits, `-` and `_`.")
     if day != date[:8]:
@@ -282,8 +290,10 @@ def _claim(fields: dict[str, str], date: str, content_sha256: str, *, presigned:
         raise S3Error(code, "The signature must be 64 hexadecimal digits.")
     return Claim(
         access_key=access_key,
+        token=token,
         date=date,
         region=region,
+        service=service,
         scope="/".join(parts[1:]),
         signed_headers=names,
         signature=fields["Signature"],

@@ -54,7 +54,7 @@ def read_claim_v2(request: Request, now_ms: int) -> ClaimV2 | None:
             "InvalidArgument", "A request is signed in its query or in the Authorization header, not in both."
         )
     if "x-amz-security-token" in {name.lower() for name in request.query}:
-        raise S3Error("InvalidToken", "This store issues no session tokens.")
+        raise S3Error("InvalidToken", "Temporary credentials need Signature Version 4.")
     sent = {name: request.parameter(name) for name in _NAMES}
     access_key, expires, signature = sent["AWSAccessKeyId"], sent["Expires"], sent["Signature"]
     if not access_key or not signature or not expires or not re.fullmatch("[0-9]{1,11}", expires):

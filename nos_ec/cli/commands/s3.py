@@ -97,6 +97,22 @@ def key_remove(ctx: typer.Context, access_key: _Key, as_json: AsJson = False) ->
     emit({"removed": access_key}, as_json, lambda: out.print(f"{access_key} is removed", markup=False))
 
 
+@key_app.command("end-sessions")
+def key_end_sessions(
+    ctx: typer.Context,
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Whose sessions end.")],
+    as_json: AsJson = False,
+) -> None:
+    """End all temporary credentials of an account.
+
+    Gateways notice within two seconds. The access keys of the account stay valid.
+    """
+    with _accounts(ctx) as accounts:
+        keys = accounts.end_sessions(account)
+    text = f"the temporary credentials of {account} have ended; access keys: {keys}"
+    emit({"account": account, "access_keys": keys}, as_json, lambda: out.print(text, markup=False))
+
+
 @key_app.command("reencrypt")
 def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Encrypt all secrets with the first master key.

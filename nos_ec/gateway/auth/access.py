@@ -5,6 +5,7 @@ Owners, grants and ACLs: docs/S3.md. An object belongs to the owner of its bucke
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from nos_ec.core.versions import Versioning
 from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.auth.acls import bucket_rights, is_full_control, is_public, object_rights, without_groups
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.gateway.auth.session_tokens import Session, SessionTokens, invalid_token
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.policy import Policy, deny_everything, policy_of
+from nos_ec.s3.policy import Policy, deny_everything, policy_of, session_policy_of
 from nos_ec.s3.public_access import (
     BLOCK_EVERYTHING,
     BLOCK_NOTHING,
@@ -52,11 +54,20 @@ EVERYTHING = Rights.READ | Rights.WRITE | Rights.LIST | Rights.OWNER | Rights.RE
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """The sender of a signed request."""
+class Sender:
+    """The sender of a signed request: an account, by one of its access keys or in a session, which may do no more than
+    its policy allows. `generation` is that of the access key, or of the key that the session was made with."""
 
-    name: str
+    account: str
     secret: str = field(repr=False)
+    generation: bytes
+    session: Session | None = None
+    policy: Policy | None = None
+
+
+def account_of(sender: Sender | None) -> str | None:
+    """Return the account of a sender; None for an anonymous one."""
+    return None if sender is None else sender.account
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +133,41 @@ def no_bucket(name: str) -> S3Error:
 class Access:
     """Looks up and caches access keys and buckets. Safe to call from several threads."""
 
-    def __init__(self, metadata: AccountsMetadata, masters: MasterKeys, clock: Clock, remember_ms: int) -> None:
+    def __init__(
+        self,
+        metadata: AccountsMetadata,
+        masters: MasterKeys,
+        clock: Clock,
+        remember_ms: int,
+        random: Callable[[int], bytes],
+    ) -> None:
+        """`random` returns the given number of cryptographically secure random bytes."""
         self._metadata = metadata
         self._masters = masters
-        self._accounts: _Cache[Account | None] = _Cache(clock, remember_ms)
+        self.tokens = SessionTokens(masters, random)
+        self._clock = clock
+        self._keys: _Cache[Sender | None] = _Cache(clock, remember_ms)
+        self._sessions: _Cache[Sender] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
         self._buckets: _Cache[BucketAccess] = _Cache(clock, remember_ms)
         self._documents: _Cache[bytes | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
         self._rules: _Cache[BucketRules | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
 
-    def account_of_key(self, access_key: str) -> Account | None:
-        """Return the account of an access key; None if no active key has this name. Raises Transient, ConfigError,
-        Corrupt."""
-        return self._accounts.find(access_key, self._look_up_account)
+    def sender(self, access_key: str, token: str | None) -> Sender | None:
+        """Return who signs with an access key, or with temporary credentials if there is a token; None if no active
+        access key has this name. Raises S3Error (InvalidToken, ExpiredToken), Transient, ConfigError, Corrupt."""
+        if token is None:
+            return self._keys.find(access_key, self._look_up_key)
+        # By a hash, because a token is long; by the token, because the access key alone proves nothing.
+        name = hashlib.sha256(f"{access_key}/{token}".encode()).hexdigest()
+        found = self._sessions.find(name, lambda _: self._look_up_session(access_key, token))
+        session = found.session
+        assert session is not None
+        parent = self._keys.find(session.parent, self._look_up_key)
+        if parent is None or (parent.account, parent.generation) != (session.account, session.generation):
+            raise invalid_token()
+        if self._clock.now_ms() >= session.expires_s * 1000:
+            raise S3Error("ExpiredToken", "The provided token has expired.")
+        return found
 
     def bucket(self, name: str) -> BucketAccess:
         """Return the bucket of this name. Raises S3Error (NoSuchBucket), Transient."""
@@ -176,11 +210,17 @@ class Access:
         for kind in DocumentKind:
             self._documents.forget(_key_of(name, kind))
 
-    def _look_up_account(self, access_key: str) -> Account | None:
+    def _look_up_key(self, access_key: str) -> Sender | None:
         key = self._metadata.access_key(access_key)
         if key is None or key.state is not KeyState.ACTIVE:
             return None
-        return Account(key.account, self._masters.open(access_key, key.secret))
+        return Sender(key.account, self._masters.open(access_key, key.secret), key.generation)
+
+    def _look_up_session(self, access_key: str, token: str) -> Sender:
+        credentials = self.tokens.open(access_key, token)
+        session = credentials.session
+        policy = session_policy_of(session.policy.encode()) if session.policy else None
+        return Sender(session.account, credentials.secret, session.generation, session, policy)
 
     def _look_up_rules(self, name: str) -> BucketRules | None:
         body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)

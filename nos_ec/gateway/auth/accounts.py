@@ -75,11 +75,12 @@ class Accounts:
         return NewKey(key, plain)
 
     def rotate_key(self, masters: MasterKeys, access_key: str) -> NewKey:
-        """Give an access key a new secret, and make it active. Gateways accept the old secret until their cache
-        expires. Raises NotFound, Transient."""
+        """Give an access key a new secret, make it active, and end its sessions. Gateways accept the old secret and the
+        sessions until their cache expires. Raises NotFound, Transient."""
         key, plain = self.key(access_key), self._new_secret()
         sealed = self._sealed(masters, access_key, plain)
-        self._require_key(access_key, self._metadata.change_access_key(access_key, KeyState.ACTIVE, sealed))
+        changed = self._metadata.change_access_key(access_key, KeyState.ACTIVE, sealed, ends_sessions=True)
+        self._require_key(access_key, changed)
         return NewKey(replace(key, secret=sealed, state=KeyState.ACTIVE), plain)
 
     def encrypt_again(self, masters: MasterKeys) -> int:
@@ -91,6 +92,14 @@ class Accounts:
                 sealed = self._sealed(masters, key.access_key, masters.open(key.access_key, key.secret))
                 changed += self._metadata.change_access_key(key.access_key, key.state, sealed)
         return changed
+
+    def end_sessions(self, account: str) -> int:
+        """End all temporary credentials of an account. Returns how many access keys it has, which stay valid. Gateways
+        accept the credentials until their cache expires. May be repeated after any error. Raises InvalidInput,
+        Transient."""
+        require_account(account)
+        keys = [key for key in self.keys() if key.account == account]
+        return sum(self._metadata.change_access_key(key.access_key, key.state, ends_sessions=True) for key in keys)
 
     def require_known_secrets(self, masters: MasterKeys) -> None:
         """Raise ConfigError if access keys exist, but none of their secrets can be decrypted with these master keys:

@@ -20,15 +20,17 @@ from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from nos_ec.core.errors import ConfigError, Corrupt
 
 MASTER_KEY_BYTES = 32
 MAKE_ONE = "create one with: openssl rand -hex 32"
 _FORMAT = b"\1"
-_ID_BYTES = 4
+ID_BYTES = 4
 NONCE_BYTES = 12
-_FRONT = len(_FORMAT) + _ID_BYTES + NONCE_BYTES
+_FRONT = len(_FORMAT) + ID_BYTES + NONCE_BYTES
 _HEX = re.compile(f"[0-9a-fA-F]{{{2 * MASTER_KEY_BYTES}}}")
 
 
@@ -43,9 +45,10 @@ class MasterKeys:
                 f"s3: each line must be a master key of {2 * MASTER_KEY_BYTES} hexadecimal digits; {MAKE_ONE}",
                 settings=settings,
             )
-        ciphers = [bytes.fromhex(key) for key in keys]
-        self._present = _id_of(ciphers[0])
-        self._ciphers = {_id_of(key): AESGCM(key) for key in reversed(ciphers)}
+        secret_keys = [bytes.fromhex(key) for key in keys]
+        self._present = _id_of(secret_keys[0])
+        self._keys = {_id_of(key): key for key in reversed(secret_keys)}
+        self._ciphers = {key_id: AESGCM(key) for key_id, key in self._keys.items()}
 
     def seal(self, access_key: str, secret: str, nonce: bytes) -> bytes:
         """Return the stored form of a secret. `nonce` is NONCE_BYTES random bytes that were never used before."""
@@ -54,7 +57,7 @@ class MasterKeys:
 
     def open(self, access_key: str, sealed: bytes) -> str:
         """Return the secret. Raises ConfigError if it was encrypted with an unknown master key, Corrupt."""
-        key_id, nonce = sealed[1 : 1 + _ID_BYTES], sealed[1 + _ID_BYTES : _FRONT]
+        key_id, nonce = sealed[1 : 1 + ID_BYTES], sealed[1 + ID_BYTES : _FRONT]
         if sealed[:1] != _FORMAT or len(sealed) < _FRONT:
             raise Corrupt(f"access key {access_key}: its secret has an unknown format")
         cipher = self._ciphers.get(key_id)
@@ -69,14 +72,23 @@ class MasterKeys:
         except (InvalidTag, UnicodeDecodeError):
             raise Corrupt(f"access key {access_key}: its secret was changed, or belongs to another key") from None
 
+    def derived(self, purpose: str) -> tuple[bytes, dict[bytes, bytes]]:
+        """Return the id of the current master key, and by the id of each master key a key of 32 bytes for one purpose
+        alone, which reveals nothing about the master key or the keys for other purposes (HKDF-SHA256, RFC 5869)."""
+        keys = {
+            key_id: HKDF(SHA256(), MASTER_KEY_BYTES, salt=None, info=f"nos_ec {purpose}".encode()).derive(key)
+            for key_id, key in self._keys.items()
+        }
+        return self._present, keys
+
     def is_known(self, sealed: bytes) -> bool:
         """Return whether one of the master keys encrypted this secret."""
-        return sealed[:1] == _FORMAT and sealed[1 : 1 + _ID_BYTES] in self._ciphers
+        return sealed[:1] == _FORMAT and sealed[1 : 1 + ID_BYTES] in self._ciphers
 
     def is_present(self, sealed: bytes) -> bool:
         """Return whether the current master key encrypted this secret."""
-        return sealed[:1] == _FORMAT and sealed[1 : 1 + _ID_BYTES] == self._present
+        return sealed[:1] == _FORMAT and sealed[1 : 1 + ID_BYTES] == self._present
 
 
 def _id_of(key: bytes) -> bytes:
-    return hashlib.sha256(b"nos_ec master key" + key).digest()[:_ID_BYTES]
+    return hashlib.sha256(b"nos_ec master key" + key).digest()[:ID_BYTES]

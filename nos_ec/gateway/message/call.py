@@ -8,7 +8,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_MAX
 from nos_ec.core.versions import Versioning
-from nos_ec.gateway.auth.access import BucketAccess
+from nos_ec.gateway.auth.access import BucketAccess, Sender, account_of
 from nos_ec.gateway.message.body import Source
 from nos_ec.ports.metadata import Rights
 from nos_ec.s3.answers import Owner
@@ -21,7 +21,7 @@ from nos_ec.s3.signing import Payload, Signed
 class Call:
     """A request with its operation, sender and bucket.
 
-    `operation` is its name in the S3 API reference. `account` is None for an anonymous request. `bucket` and `key` are
+    `operation` is its name in the S3 API reference. `sender` is None for an anonymous request. `bucket` and `key` are
     empty if the request names none. `access` describes the bucket; it is None for an operation without a bucket, or
     whose bucket need not exist. `allowed` are the rights that the policy of the bucket adds for this operation.
     """
@@ -30,11 +30,16 @@ class Call:
     operation: str
     bucket: str
     key: str
-    account: str | None
+    sender: Sender | None
     signed: Signed | None
     source: Source
     access: BucketAccess | None
     allowed: Rights = Rights.NONE
+
+    @property
+    def account(self) -> str | None:
+        """The account of the sender; None for an anonymous request."""
+        return account_of(self.sender)
 
     @property
     def payload(self) -> Payload:

@@ -59,7 +59,7 @@ from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.bucket_operations import acl_of
 from nos_ec.gateway.operations.lifecycle import expiry_headers
-from nos_ec.gateway.operations.policies import rights_on
+from nos_ec.gateway.operations.policies import rights_on, session_allows
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutRequest, Rights
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
@@ -282,10 +282,12 @@ class ObjectOperations:
         """Return whether the account may learn which objects exist. A policy that only allows reading does not
         suffice."""
         access = self._access.bucket(key.bucket)
+        if not session_allows(call.sender, ["s3:ListBucket"], key.bucket):
+            return False
         if access.rights_of(call.account) & (Rights.LIST | Rights.READ):
             return True
         try:
-            return Rights.LIST in rights_on(access, "ListObjectsV2", "", call.account)
+            return Rights.LIST in rights_on(access, "ListObjectsV2", "", call.sender)
         except S3Error:
             return False
 
@@ -368,7 +370,7 @@ class ObjectOperations:
         access = self._access.bucket(bucket)
         access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
         key = object_key(bucket, name)
-        rights = rights_on(access, "GetObject", name, call.account, has_version=version is not None)
+        rights = rights_on(access, "GetObject", name, call.sender, has_version=version is not None)
         try:
             row, attributes = self._resolve(call, _Target(access, key, version, rights), Rights.READ)
         except S3Error as error:
@@ -388,9 +390,9 @@ class ObjectOperations:
         assert call.access is not None
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         source, has_version = self._access.bucket(bucket), version is not None
-        if Rights.READ not in rights_on(source, "GetObjectTagging", name, call.account, has_version=has_version):
+        if Rights.READ not in rights_on(source, "GetObjectTagging", name, call.sender, has_version=has_version):
             raise denied()
-        if Rights.WRITE not in rights_on(call.access, "PutObjectTagging", call.key, call.account):
+        if Rights.WRITE not in rights_on(call.access, "PutObjectTagging", call.key, call.sender):
             raise denied()
 
     def copy_object(self, call: Call) -> Reply:
@@ -518,7 +520,7 @@ class ObjectOperations:
         """Raise AccessDenied unless the sender may delete this key. A policy can decide that for each key."""
         assert call.access is not None
         has_version = one.version_id is not None
-        if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.account, has_version=has_version):
+        if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.sender, has_version=has_version):
             raise denied()
 
     # --- tags and ACLs ----------------------------------------------------------------------------

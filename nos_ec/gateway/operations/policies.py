@@ -3,7 +3,8 @@
 An explicit Deny overrides everything, including the rights of the owner and of root, who can still read, replace and
 delete the policy itself. If a bucket restricts public policies, a public policy allows nothing to other accounts than
 the owner. A policy allows only the requested operation: if it does, the caller gets `Required.rights`, the rights that
-this operation needs.
+this operation needs. In a session with a policy, a request needs the consent of that policy besides everything else,
+even from the owner and from root.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nos_ec.gateway.auth.access import Access, BucketAccess
+from nos_ec.gateway.auth.access import Access, BucketAccess, Sender, account_of
 from nos_ec.gateway.message.call import Call, denied
 from nos_ec.gateway.message.reply import Reply, empty, xml
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
@@ -56,33 +57,60 @@ REQUIRED: Mapping[str, Required] = {
 """Requirements by operation. Operations in BY_KEY are checked for each key."""
 
 
-def allowed_rights(access: BucketAccess, operation: str, request: Request, key: str, account: str | None) -> Rights:
+def allowed_rights(access: BucketAccess, operation: str, request: Request, key: str, sender: Sender | None) -> Rights:
     """Return the rights that the policy of a bucket adds for the operation of a request. Raises AccessDenied if the
     policy denies one of the actions that the operation needs."""
     more = _actions_of_headers(request) if operation in _STORES else []
-    return _allowed(access, operation, key, account, more, has_version="versionId" in request.query)
+    return _allowed(access, operation, key, sender, more, has_version="versionId" in request.query)
 
 
 def rights_on(
-    access: BucketAccess, operation: str, key: str, account: str | None, *, has_version: bool = False
+    access: BucketAccess, operation: str, key: str, sender: Sender | None, *, has_version: bool = False
 ) -> Rights:
-    """Return all rights of an account for one operation on one object. For requests that concern several objects.
-    Raises AccessDenied if the policy denies it."""
-    own = access.rights_of(account, with_acl=not (has_version and operation == "DeleteObject"))
-    return own | _allowed(access, operation, key, account, [], has_version=has_version)
+    """Return all rights of a sender for one operation on one object. For requests that concern several objects. Raises
+    AccessDenied if a policy denies it."""
+    own = access.rights_of(account_of(sender), with_acl=not (has_version and operation == "DeleteObject"))
+    return own | _allowed(access, operation, key, sender, [], has_version=has_version)
+
+
+def require_in_session(operation: str, request: Request, bucket: str, sender: Sender | None) -> None:
+    """Raise AccessDenied unless the session of the sender allows an operation without a bucket that exists."""
+    if operation == "ListBuckets":
+        allows = session_allows(sender, ["s3:ListAllMyBuckets"], "")
+    else:
+        more = ["s3:PutBucketAcl"] * _sets_acl(request)
+        more += ["s3:PutBucketOwnershipControls"] * (request.header("x-amz-object-ownership") is not None)
+        allows = session_allows(sender, ["s3:CreateBucket", *more], bucket)
+    if not allows:
+        raise denied()
+
+
+def session_allows(sender: Sender | None, actions: Sequence[str], resource: str, *, has_version: bool = False) -> bool:
+    """Return whether the session policy of the sender allows all of these actions, or the sender has none. Source:
+    "Session policies" of the IAM user guide: a session has no right that its policy does not allow."""
+    if sender is None or sender.policy is None:
+        return True
+    policy, account = sender.policy, sender.account
+    return all(
+        _verdict(policy, account, action, resource, has_version=has_version) is Verdict.ALLOW for action in actions
+    )
 
 
 def _allowed(
-    access: BucketAccess, operation: str, key: str, account: str | None, more: Sequence[str], *, has_version: bool
+    access: BucketAccess, operation: str, key: str, sender: Sender | None, more: Sequence[str], *, has_version: bool
 ) -> Rights:
-    policy, required = access.policy, REQUIRED.get(operation)
-    if policy is None or required is None:
+    policy, required, account = access.policy, REQUIRED.get(operation), account_of(sender)
+    if required is None or (policy is None and (sender is None or sender.policy is None)):
+        return Rights.NONE
+    resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
+    actions = [*required.actions, *more]
+    if not session_allows(sender, actions, resource, has_version=has_version):
+        raise denied()
+    if policy is None:
         return Rights.NONE
     is_repair = operation in _REPAIRS
     if is_repair and account in (access.row.owner, ROOT_ACCOUNT):
         return Rights.NONE
-    resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
-    actions = [*required.actions, *more]
     verdicts = [_verdict(policy, account, action, resource, has_version=has_version) for action in actions]
     if Verdict.DENY in verdicts:
         raise denied()
@@ -105,8 +133,12 @@ def _actions_of_headers(request: Request) -> list[str]:
     """Return the additional actions that the headers of a PUT need."""
     names = request.header_values.keys()
     found = ["s3:PutObjectTagging"] * (b"x-amz-tagging" in names)
-    sets_acl = any(name == b"x-amz-acl" or name.startswith(b"x-amz-grant-") for name in names)
-    return [*found, *["s3:PutObjectAcl"] * sets_acl]
+    return [*found, *["s3:PutObjectAcl"] * _sets_acl(request)]
+
+
+def _sets_acl(request: Request) -> bool:
+    names = request.header_values.keys()
+    return any(name == b"x-amz-acl" or name.startswith(b"x-amz-grant-") for name in names)
 
 
 def _parse(call: Call, access: Access) -> bytes:

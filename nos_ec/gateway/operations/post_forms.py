@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from urllib.parse import quote, urlencode
 
-from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.access import Access, Sender
 from nos_ec.gateway.message.body import Source
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.form_body import FormBody
@@ -31,7 +31,9 @@ _HEADER_FIELDS = frozenset(
      "expires"]
 )  # fmt: skip
 """Fields that become headers of the same names, in addition to those that begin with x-amz-."""
-_SIGNATURE_FIELDS = frozenset(["x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature"])
+_SIGNATURE_FIELDS = frozenset(
+    ["x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-security-token", "x-amz-signature"]
+)
 _STATUSES = {"200": 200, "201": 201, "204": 204}
 """The values of success_action_status that have an effect. With any other one the status is 204."""
 _REDIRECT_URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
@@ -56,26 +58,26 @@ class PostForms:
         if not key:
             raise invalid_argument("Bucket POST must contain a field named 'key'.", "key", "")
         check_key(key)
-        account, sizes = self._verified_sender(fields, bucket)
+        sender, sizes = self._verified_sender(fields, bucket)
         put = Request("PUT", request.raw_path, b"", _put_headers(fields))
-        allowed = allowed_rights(bucket_access, "PostObject", put, key, account)
-        call = Call(put, "PostObject", bucket, key, account, None, source, bucket_access, allowed)
+        allowed = allowed_rights(bucket_access, "PostObject", put, key, sender)
+        call = Call(put, "PostObject", bucket, key, sender, None, source, bucket_access, allowed)
         body.expect(expected_of(put), sizes)
         etag, headers = self._objects.store(call, body)
         location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 
-    def _verified_sender(self, fields: Mapping[str, str], bucket: str) -> tuple[str | None, SizeRange | None]:
-        """Verify the signature and the policy of a form. Return the account that signed it, and the sizes that the
+    def _verified_sender(self, fields: Mapping[str, str], bucket: str) -> tuple[Sender | None, SizeRange | None]:
+        """Verify the signature and the policy of a form. Return who signed it, and the sizes that the
         policy allows for the file; (None, None) for an anonymous form."""
         claim = read_form_claim(fields)
         if claim is None:
             return None, None
-        account = self._access.account_of_key(claim.access_key)
-        if account is None:
+        sender = self._access.sender(claim.access_key, claim.token)
+        if sender is None:
             raise unknown_key(claim.access_key)
-        verify_form(claim, account.secret)
-        return account.name, check_policy(claim.policy, fields, bucket, self._clock.now_ms())
+        verify_form(claim, sender.secret)
+        return sender, check_policy(claim.policy, fields, bucket, self._clock.now_ms())
 
 
 def _put_headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -19,6 +19,7 @@ from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.post_forms import PostForms
+from nos_ec.gateway.operations.security_tokens import SecurityTokens
 from nos_ec.gateway.server.accepting import SharingServer
 from nos_ec.gateway.server.app import App, AppOptions
 from nos_ec.gateway.server.certificate import Certificate
@@ -51,7 +52,7 @@ def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) 
     """Return the S3 service of an open store: a gateway without its HTTP server."""
     store, metadata, clock = system.client.store(), system.metadata, system.clock
     uploads = system.client.uploads(store)
-    access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS)
+    access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness)
     objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
     return Service(
         access,
@@ -62,6 +63,7 @@ def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) 
         BucketDocuments(metadata, access, clock),
         Cors(access),
         PostForms(access, objects, clock),
+        SecurityTokens(access, clock),
         clock,
         settings.domain_names,
         settings.region,

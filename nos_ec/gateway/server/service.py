@@ -11,7 +11,7 @@ from functools import partial
 from urllib.parse import unquote
 
 from nos_ec.core.errors import NosError
-from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.access import Access, Sender, account_of
 from nos_ec.gateway.message.body import BodyWanted, Source
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.failures import to_s3_error
@@ -24,8 +24,9 @@ from nos_ec.gateway.operations.lifecycle import LIFECYCLE
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
-from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, allowed_rights
+from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, allowed_rights, require_in_session
 from nos_ec.gateway.operations.post_forms import PostForms
+from nos_ec.gateway.operations.security_tokens import SecurityTokens
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Rights
@@ -37,6 +38,7 @@ from nos_ec.s3.operations import POST_FORM, PREFLIGHT, operation_of
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Signed, read_claim, unsigned, verify
 from nos_ec.s3.signing_v2 import read_claim_v2, verify_v2
+from nos_ec.s3.sts import is_sts
 
 _WITHOUT_BUCKET = frozenset(["ListBuckets", "CreateBucket"])
 """Operations that do not require a bucket to exist."""
@@ -55,6 +57,7 @@ class Service:
         documents: BucketDocuments,
         cors: Cors,
         forms: PostForms,
+        tokens: SecurityTokens,
         clock: Clock,
         domains: Collection[str],
         region: str,
@@ -63,6 +66,7 @@ class Service:
         self._region = region
         self._cors = cors
         self._forms = forms
+        self._tokens = tokens
         self._clock = clock
         self._domains = domains
         self._operations: Mapping[str, Callable[[Call], Reply]] = {
@@ -155,6 +159,8 @@ class Service:
         sent, request = request, with_hoisted(request)
         bucket, key = addressed(request.raw_path, request.header("host"), self._domains)
         record.bucket, record.key = bucket or "", key or ""
+        if bucket is None and is_sts(request):
+            return self._answer_tokens(request, source, record)
         operation = record.operation = operation_of(request, bucket, key)
         if operation == PREFLIGHT:
             return self._cors.preflight(request, bucket or "")
@@ -163,31 +169,38 @@ class Service:
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
-        account, signed = self._sender(sent)
-        record.account = account
+        sender, signed = self._sender(sent)
+        record.account = account_of(sender)
         if operation == "HeadBucket":
             # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
-        if access is not None:
+        if access is None:
+            require_in_session(operation, request, bucket or "", sender)
+            allowed = Rights.NONE
+        else:
             access.require_owner(request.header("x-amz-expected-bucket-owner"))
-        allowed = Rights.NONE if access is None else allowed_rights(access, operation, request, key or "", account)
-        return run(Call(request, operation, bucket or "", key or "", account, signed, source, access, allowed))
+            allowed = allowed_rights(access, operation, request, key or "", sender)
+        return run(Call(request, operation, bucket or "", key or "", sender, signed, source, access, allowed))
 
-    def _sender(self, request: Request) -> tuple[str | None, Signed | None]:
-        """Return the account that signed the request, None for an anonymous one, and the verified signature."""
+    def _answer_tokens(self, request: Request, source: Source, record: Record) -> Reply:
+        answer = self._tokens.answer(request, source, record.request_id)
+        record.operation = answer.action or record.operation
+        record.account, record.code = answer.account, answer.code
+        return answer.reply
+
+    def _sender(self, request: Request) -> tuple[Sender | None, Signed | None]:
+        """Return who signed the request, None for an anonymous one, and the verified signature."""
         old = read_claim_v2(request, self._clock.now_ms())
         if old is not None:
-            account = self._access.account_of_key(old.access_key)
+            sender = self._access.sender(old.access_key, None)
             host_bucket = bucket_of_host(request.header("host"), self._domains)
-            signed = verify_v2(request, old, None if account is None else account.secret, host_bucket)
-            return None if account is None else account.name, signed
+            return sender, verify_v2(request, old, None if sender is None else sender.secret, host_bucket)
         claim = read_claim(request, self._clock.now_ms())
         if claim is None:
             return None, unsigned(request)
-        account = self._access.account_of_key(claim.access_key)
-        signed = verify(request, claim, None if account is None else account.secret)
-        return None if account is None else account.name, signed
+        sender = self._access.sender(claim.access_key, claim.token)
+        return sender, verify(request, claim, None if sender is None else sender.secret)
 
 
 def _finished(request: Request, reply: Reply, record: Record) -> Reply:

@@ -8,7 +8,7 @@ row of a bucket, and cost nothing more (docs/adr/0030).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Flag, StrEnum
 from typing import Protocol
 
@@ -18,6 +18,7 @@ ACCOUNT_BYTES_MAX = 64
 ACCESS_KEY_BYTES_MAX = 128
 SECRET_BYTES_MAX = 512
 NOTE_BYTES_MAX = 255
+GENERATION_BYTES = 8
 DOCUMENT_BYTES_MAX = 32 << 10
 
 
@@ -86,8 +87,11 @@ class BucketRow:
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """An access key of an account. `secret` is encrypted and opaque here. `note` is free text about the key's
-    holder."""
+    """An access key of an account. `secret` is encrypted and opaque here. `note` is free text about the key's holder.
+
+    `generation` is random: temporary credentials that were made with the key end when it changes. The metadata draws it
+    when the key is added, so also when it is restored from a dump, which may be older than the end of a session.
+    """
 
     access_key: str
     account: str
@@ -95,6 +99,7 @@ class AccessKey:
     state: KeyState
     created_ms: int
     note: str = ""
+    generation: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ class AccessKeys(Protocol):
     """Access keys of accounts. See the package docstring. Safe to call from several threads."""
 
     def add_access_key(self, key: AccessKey) -> None:
-        """Add an access key. Raises Conflict if the name is taken."""
+        """Add an access key, with a new generation. Raises Conflict if the name is taken."""
 
     def access_key(self, access_key: str) -> AccessKey | None:
         """Return the access key; None if it does not exist."""
@@ -185,8 +190,11 @@ class AccessKeys(Protocol):
     def access_keys(self, after: str, limit: int) -> list[AccessKey]:
         """Return one page of all keys, by UTF-8 byte order of their names."""
 
-    def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
-        """Set the state of a key, and its secret unless `secret` is None. Returns False if there is no such key."""
+    def change_access_key(
+        self, access_key: str, state: KeyState, secret: bytes | None = None, *, ends_sessions: bool = False
+    ) -> bool:
+        """Set the state of a key, its secret unless `secret` is None, and a new generation if `ends_sessions`. Returns
+        False if there is no such key."""
 
     def remove_access_key(self, access_key: str) -> bool:
         """Remove an access key. Returns False if there was none."""

@@ -325,6 +325,29 @@ class AccessKeyContract:
         assert not metadata.remove_access_key("AKé")
         assert metadata.access_key("AKé") is None
 
+    def test_the_generation_of_an_access_key_changes_when_its_sessions_end(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        key = AccessKey("AK", "ann", b"secret", KeyState.ACTIVE, 5)
+
+        def generation() -> bytes:
+            found = metadata.access_key("AK")
+            assert found is not None
+            assert found in metadata.access_keys("", 10)
+            assert len(found.generation) == 8
+            return found.generation
+
+        metadata.add_access_key(key)
+        first = generation()
+        metadata.add_access_key(key)
+        metadata.change_access_key("AK", KeyState.DISABLED)
+        metadata.change_access_key("AK", KeyState.ACTIVE, b"encrypted again")
+        assert generation() == first
+        metadata.change_access_key("AK", KeyState.ACTIVE, ends_sessions=True)
+        second = generation()
+        metadata.remove_access_key("AK")
+        metadata.add_access_key(replace(key, generation=second))
+        assert len({first, second, generation()}) == 3, "one that is restored is new"
+
     def test_access_keys_are_listed_in_pages(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         keys = [AccessKey(name, "ann", b"s", KeyState.ACTIVE, 5) for name in ("A", "B", "a", "b")]

@@ -139,6 +139,21 @@ def use_aws(gateways: Gateways) -> None:
     same(files_below(gateways.folder / "back"), files_below(gateways.folder / "there"))
     write("s3", "rb", "--force", "s3://with-aws")
     assert b"with-aws" not in read("s3", "ls")
+    _assume_role(gateways, write)
+
+
+def _assume_role(gateways: Gateways, aws: Aws) -> None:
+    """Use a profile with a role, for which the command line fetches temporary credentials itself."""
+    account = json.loads(aws("sts", "get-caller-identity"))["Account"]
+    with (gateways.folder / "aws.config").open("a") as config:
+        config.write(f"[profile role]\nrole_arn = arn:aws:iam::{account}:role/nightly\nsource_profile = keys\n")
+        config.write(f"[profile keys]\naws_access_key_id = {gateways.write.access_key}\n")
+        config.write(f"aws_secret_access_key = {gateways.write.secret}\n")
+    more = {"AWS_CONFIG_FILE": str(gateways.folder / "aws.config"), "AWS_ENDPOINT_URL": aws.url}
+    program = clients_python().with_name("aws")
+    found = gateways.run(clients_python(), program, "sts", "get-caller-identity", "--profile", "role", more=more)
+    assert ":assumed-role/nightly/" in json.loads(found)["Arn"]
+    gateways.run(clients_python(), program, "s3", "ls", "--profile", "role", more=more)
 
 
 # --- s3cmd ----------------------------------------------------------------------------------------
@@ -238,8 +253,22 @@ def use_rclone(gateways: Gateways) -> None:
     (gateways.folder / "there/one").unlink()
     rclone("sync", "there", "w:with-rclone/tree")
     rclone("check", "--download", "there", "r:with-rclone/tree")
+    _use_temporary_credentials(gateways)
     rclone("purge", "w:with-rclone")
     assert b"with-rclone" not in rclone("lsd", "r:")
+
+
+def _use_temporary_credentials(gateways: Gateways) -> None:
+    """Read with a session token of GetSessionToken."""
+    write, _ = aws_of(gateways, "")
+    given = json.loads(write("sts", "get-session-token", "--duration-seconds", "900"))["Credentials"]
+    environment = rclone_environment(
+        gateways,
+        ACCESS_KEY_ID=given["AccessKeyId"],
+        SECRET_ACCESS_KEY=given["SecretAccessKey"],
+        SESSION_TOKEN=given["SessionToken"],
+    )
+    gateways.run("rclone", "--retries", "1", "check", "--download", "there", "r:with-rclone/tree", more=environment)
 
 
 # --- restic ---------------------------------------------------------------------------------------

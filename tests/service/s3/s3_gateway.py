@@ -44,9 +44,11 @@ class Gateway:
         made = self.accounts.create_key(MASTERS, account)
         return self.client_of(made.key.access_key, made.secret, **options)
 
-    def client_of(self, access_key: str | None, secret: str | None, **options: Any) -> Any:
+    def client_of(
+        self, access_key: str | None, secret: str | None, token: str | None = None, service: str = "s3", **options: Any
+    ) -> Any:
         config = Config(
-            signature_version="s3v4" if access_key else UNSIGNED,
+            signature_version=("v4" if service == "sts" else "s3v4") if access_key else UNSIGNED,
             retries={"max_attempts": 0, "mode": "standard"},
             s3={"addressing_style": "path"},
             **options,
@@ -54,11 +56,12 @@ class Gateway:
         session = Session()
         session.register_component("data_loader", LOADER)
         return session.create_client(
-            "s3",
+            service,
             region_name="eu-north-1",
             endpoint_url=self.url,
             aws_access_key_id=access_key,
             aws_secret_access_key=secret,
+            aws_session_token=token,
             config=config,
         )
 

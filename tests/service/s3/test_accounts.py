@@ -135,3 +135,22 @@ def test_buckets_and_grants(cli: Cli, tmp_path: Path) -> None:
     assert "is not a right" in refused(cli, 2, "grant", "photos", "bob", "read,fly")
     for wrong in ("", "a/b", ".nos_ec", "x" * 256):
         refused(cli, 2, "bucket", "create", wrong)
+
+
+@pytest.mark.usefixtures("master")
+def test_sessions_of_an_account_are_ended(bench: Bench, cli: Cli) -> None:
+    name = str(told(cli, "key", "create", "ann")["access_key"])
+    told(cli, "key", "create", "bob")
+
+    def generations() -> dict[str, bytes]:
+        with bench.open() as system:
+            return {key.account: key.generation for key in system.metadata.access_keys("", 10)}
+
+    before = generations()
+    assert told(cli, "key", "end-sessions", "ann") == {"account": "ann", "access_keys": 1}
+    after = generations()
+    assert (after["ann"] != before["ann"], after["bob"] == before["bob"]) == (True, True)
+    assert "access keys: 1" in cli.text("s3", "key", "end-sessions", "ann")
+    refused(cli, 2, "key", "end-sessions", "not valid")
+    told(cli, "key", "rotate", name)
+    assert generations()["ann"] not in (before["ann"], after["ann"])

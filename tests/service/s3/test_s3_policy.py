@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -156,7 +157,7 @@ def test_a_policy_that_cannot_be_read_denies_everything(gateway: Gateway, ann: A
 @pytest.mark.parametrize("remember_ms", [0, 2000])
 def test_a_new_policy_is_seen_in_time(system: System, remember_ms: int) -> None:
     clock = FakeClock()
-    access = Access(system.metadata, MASTERS, clock, remember_ms)
+    access = Access(system.metadata, MASTERS, clock, remember_ms, os.urandom)
     system.metadata.create_bucket("photos", "ann", CannedAcl.PRIVATE, 1)
     assert access.bucket("photos").policy is None
     body = policy(statement("s3:GetObject"))["Policy"].encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -289,7 +290,7 @@ def test_forms_and_bodies_by_everybody(gateway: Gateway, ann: Any) -> None:
 def test_what_cannot_be_read_lets_nobody_in(gateway: Gateway, ann: Any) -> None:
     ann.put_object(**NAMED, Body=b"x", ACL="public-read")
     metadata = gateway.system.metadata
-    access = Access(metadata, MASTERS, FakeClock(), 0)
+    access = Access(metadata, MASTERS, FakeClock(), 0, os.urandom)
     assert access.bucket("photos").public_access == BLOCK_NOTHING
     metadata.set_bucket_document("photos", DocumentKind.PUBLIC_ACCESS, b"damaged", 1)
     metadata.set_bucket_document("photos", DocumentKind.OWNERSHIP, b"damaged", 1)

@@ -342,9 +342,17 @@ def test_both_ways_at_once_are_refused() -> None:
     assert refused(Request("GET", b"/b/k", one.raw_query, other.headers), now_ms).code == "InvalidArgument"
 
 
-def test_a_session_token_is_refused() -> None:
+def test_a_session_token_is_read_and_must_be_signed() -> None:
     request, now_ms = signed_in_header("GET", "/b/k", "", {"X-Amz-Security-Token": "x"}, b"")
-    assert refused(request, now_ms).code == "InvalidToken"
+    assert checked(request, now_ms)[0].token == "x"
+    request, now_ms = presigned("GET", "/b/k", "X-Amz-Security-Token=y", {})
+    assert checked(request, now_ms)[0].token == "y"
+    request, now_ms = signed_in_header("GET", "/b/k", "", {}, b"")
+    added = Request("GET", b"/b/k", b"", [*request.headers, (b"x-amz-security-token", b"x")])
+    assert refused(added, now_ms).code == "AccessDenied"
+    request, now_ms = presigned("GET", "/b/k", "", {})
+    added = Request("GET", b"/b/k", request.raw_query + b"&X-Amz-Security-Token=x", request.headers)
+    assert refused(added, now_ms).code == "SignatureDoesNotMatch"
 
 
 @pytest.mark.parametrize("name", ["authorization", "x-amz-date", "x-amz-content-sha256"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from os import urandom
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
@@ -11,9 +13,10 @@ from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.schema import ACCESS_KEYS
 from nos_ec.core.errors import Conflict
 from nos_ec.ports.metadata import AccessKey, AccessOf, KeyState
+from nos_ec.ports.metadata.buckets import GENERATION_BYTES
 
 _K = ACCESS_KEYS.c
-_COLUMNS = (_K.access_key, _K.account, _K.secret, _K.state, _K.created_ms, _K.note)
+_COLUMNS = (_K.access_key, _K.account, _K.secret, _K.state, _K.created_ms, _K.note, _K.generation)
 
 FIND = select(*_COLUMNS).where(_K.access_key == bindparam("key"))
 LIST = (
@@ -38,14 +41,16 @@ class SqlAccessKeys(SqlPart):
     @reads
     def access_key(self, connection: Connection, access_key: str) -> AccessKey | None:
         row = connection.execute(FIND, {"key": access_key}).first()
-        return None if row is None else AccessKey(*row)
+        return None if row is None else _key(row)
 
     @reads
     def access_keys(self, connection: Connection, after: str, limit: int) -> list[AccessKey]:
-        return [AccessKey(*row) for row in connection.execute(LIST, {"after": after, "rows_max": limit})]
+        return [_key(row) for row in connection.execute(LIST, {"after": after, "rows_max": limit})]
 
-    def change_access_key(self, access_key: str, state: KeyState, secret: bytes | None = None) -> bool:
-        existed = self._write(_change_access_key, access_key, state, secret)
+    def change_access_key(
+        self, access_key: str, state: KeyState, secret: bytes | None = None, *, ends_sessions: bool = False
+    ) -> bool:
+        existed = self._write(_change_access_key, access_key, state, secret, ends_sessions)
         self._access_changed(AccessOf.KEY, access_key)
         return existed
 
@@ -55,20 +60,29 @@ class SqlAccessKeys(SqlPart):
         return existed
 
 
+def _key(row: Sequence[Any]) -> AccessKey:
+    access_key, account, secret, state, created_ms, note, generation = row
+    return AccessKey(access_key, account, secret, state, created_ms, note, generation or b"")
+
+
 def _add_access_key(connection: Connection, key: AccessKey) -> None:
     known = connection.execute(FIND.with_for_update(), {"key": key.access_key}).first()
     if known is None:
-        connection.execute(insert(ACCESS_KEYS).values(asdict(key)))
-    elif AccessKey(*known) != key:
+        connection.execute(insert(ACCESS_KEYS).values(asdict(key) | {"generation": urandom(GENERATION_BYTES)}))
+    elif _key(known) != key:
         raise Conflict(f"access key {key.access_key} already exists; choose another name, or remove that key first")
 
 
-def _change_access_key(connection: Connection, access_key: str, state: KeyState, secret: bytes | None) -> bool:
+def _change_access_key(
+    connection: Connection, access_key: str, state: KeyState, secret: bytes | None, ends_sessions: bool
+) -> bool:
     if connection.execute(FIND.with_for_update(), {"key": access_key}).first() is None:
         return False
     values: dict[str, Any] = {"state": state}
     if secret is not None:
         values["secret"] = secret
+    if ends_sessions:
+        values["generation"] = urandom(GENERATION_BYTES)
     connection.execute(update(ACCESS_KEYS).where(_K.access_key == access_key).values(values))
     return True
 

@@ -49,6 +49,7 @@ from nos_ec.ports.metadata.buckets import (
     ACCESS_KEY_BYTES_MAX,
     ACCOUNT_BYTES_MAX,
     DOCUMENT_BYTES_MAX,
+    GENERATION_BYTES,
     NOTE_BYTES_MAX,
     SECRET_BYTES_MAX,
     CannedAcl,
@@ -405,8 +406,10 @@ ACCESS_KEYS = _table(
     Column("state", Word(KeyState), nullable=False),
     _bigint("created_ms"),
     Column("note", Utf8(NOTE_BYTES_MAX), nullable=False),
+    Column("generation", Bytes(GENERATION_BYTES)),
 )
-"""Access keys of the S3 gateway. `secret` is encrypted."""
+"""Access keys of the S3 gateway. `secret` is encrypted. `generation` is NULL in rows that a program before schema 0018
+has written."""
 
 UPLOADS = _table(
     "uploads",

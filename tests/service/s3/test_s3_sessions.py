@@ -1,0 +1,305 @@
+"""Temporary credentials: AssumeRole and GetSessionToken, what a session may do, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import InvalidInput
+from nos_ec.gateway.auth import session_tokens
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.gateway.auth.session_tokens import SessionTokens
+from nos_ec.gateway.server import http_server
+from nos_ec.ports.metadata import KeyState
+from tests.service.s3.s3_gateway import MASTERS, Gateway, refused, serving
+
+NAMED = {"Bucket": "photos", "Key": "k"}
+ROLE = {"RoleArn": "arn:aws:iam::ann:role/backup", "RoleSessionName": "nightly"}
+
+
+class Holder:
+    """The holder of an access key of an account."""
+
+    def __init__(self, gateway: Gateway, account: str = "ann") -> None:
+        self.gateway = gateway
+        made = gateway.accounts.create_key(MASTERS, account)
+        self.access_key, self.secret = made.key.access_key, made.secret
+        self.sts = gateway.client_of(self.access_key, self.secret, service="sts")
+
+    def assume(self, policy: Any = None, **options: Any) -> dict[str, str]:
+        more = {} if policy is None else {"Policy": json.dumps(policy)}
+        found: dict[str, str] = self.sts.assume_role(**{**ROLE, **more, **options})["Credentials"]
+        return found
+
+    def session(self, policy: Any = None) -> Any:
+        return self.client(self.assume(policy))
+
+    def client(self, given: dict[str, str], service: str = "s3") -> Any:
+        keys = given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"]
+        return self.gateway.client_of(*keys, service=service)
+
+
+def allow(*actions: str, resource: Any = "*") -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": list(actions), "Resource": resource}]}
+
+
+@pytest.fixture
+def holder(gateway: Gateway, ann: Any) -> Holder:
+    ann.put_object(**NAMED, Body=b"x")
+    return Holder(gateway)
+
+
+def test_a_session_without_a_policy_may_do_what_its_account_may(holder: Holder) -> None:
+    answer = holder.sts.assume_role(**ROLE)
+    assert answer["AssumedRoleUser"]["Arn"] == "arn:aws:sts::ann:assumed-role/backup/nightly"
+    client = holder.client(answer["Credentials"])
+    assert client.get_object(**NAMED)["Body"].read() == b"x"
+    client.put_object(**NAMED, Body=b"y")
+    client.create_bucket(Bucket="another")
+    assert {one["Name"] for one in client.list_buckets()["Buckets"]} == {"another", "photos"}
+    token = holder.sts.get_session_token(DurationSeconds=900)["Credentials"]
+    assert holder.client(token).get_object(**NAMED)["Body"].read() == b"y"
+
+
+def test_an_account_has_only_roles_of_its_own(holder: Holder) -> None:
+    refused("AccessDenied", 403, Holder(holder.gateway, "bob").assume)
+    refused("AccessDenied", 403, Holder(holder.gateway, "root").assume)
+
+
+def test_a_session_may_do_no_more_than_its_policy_allows(holder: Holder, ann: Any) -> None:
+    ann.put_object(Bucket="photos", Key="in/k", Body=b"in")
+    photos = "arn:aws:s3:::photos"
+    client = holder.session(allow("s3:GetObject", "s3:DeleteObject", resource=f"{photos}/in/*"))
+    assert client.get_object(Bucket="photos", Key="in/k")["Body"].read() == b"in"
+    denied = [
+        (client.get_object, NAMED),
+        (client.head_bucket, {"Bucket": "photos"}),
+        (client.list_objects_v2, {"Bucket": "photos"}),
+        (client.list_buckets, {}),
+        (client.create_bucket, {"Bucket": "another"}),
+        (client.put_object, {"Bucket": "photos", "Key": "in/k"}),
+        (client.get_object, {"Bucket": "photos", "Key": "in/none"}),
+        (client.get_bucket_policy, {"Bucket": "photos"}),
+        (client.put_bucket_policy, {"Bucket": "photos", "Policy": "{}"}),
+        (client.delete_bucket_policy, {"Bucket": "photos"}),
+        (client.delete_bucket, {"Bucket": "photos"}),
+        (client.get_object, {"Bucket": "photos", "Key": "in/k", "VersionId": "null"}),
+    ]
+    for call, arguments in denied:
+        with pytest.raises(ClientError) as caught:
+            call(**arguments)
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403, (call, arguments)
+    keys = {"Objects": [{"Key": "k"}, {"Key": "in/k"}]}
+    answer = client.delete_objects(Bucket="photos", Delete=keys)
+    assert [one["Key"] for one in answer["Deleted"]] == ["in/k"]
+    assert [(one["Key"], one["Code"]) for one in answer["Errors"]] == [("k", "AccessDenied")]
+
+
+def test_a_session_of_root_is_restricted_too(holder: Holder) -> None:
+    root = Holder(holder.gateway, "root")
+    role = {"RoleArn": "arn:aws:iam::root:role/backup"}
+    given = root.assume(allow("s3:GetObject"), **role)
+    assert root.client(given).get_object(**NAMED)["Body"].read() == b"x"
+    refused("AccessDenied", 403, root.client(given).put_object, **NAMED)
+    refused("AccessDenied", 403, root.client(given).delete_bucket_policy, Bucket="photos")
+
+
+def test_a_copy_needs_the_source_and_what_its_headers_set(holder: Holder) -> None:
+    source = {"CopySource": "photos/k"}
+    target = {"Bucket": "photos", "Key": "copy"}
+    only_put = holder.session(allow("s3:PutObject"))
+    refused("AccessDenied", 403, only_put.copy_object, **target, **source)
+    refused("AccessDenied", 403, only_put.put_object, **target, ACL="public-read")
+    refused("AccessDenied", 403, only_put.put_object, **target, Tagging="a=b")
+    upload = only_put.create_multipart_upload(**target)["UploadId"]
+    refused("AccessDenied", 403, only_put.upload_part_copy, **target, **source, UploadId=upload, PartNumber=1)
+    holder.session(allow("s3:PutObject", "s3:GetObject", "s3:GetObjectTagging")).copy_object(**target, **source)
+    maker = holder.session(allow("s3:CreateBucket"))
+    refused("AccessDenied", 403, maker.create_bucket, Bucket="another", ACL="public-read")
+    maker.create_bucket(Bucket="another")
+
+
+def test_a_session_with_a_deny(holder: Holder) -> None:
+    policy = allow("s3:*")
+    policy["Statement"].append({"Effect": "Deny", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::photos/*"})
+    client = holder.session(policy)
+    client.get_object(**NAMED)
+    client.list_buckets()
+    refused("AccessDenied", 403, client.put_object, **NAMED)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"Version": "2012-10-17", "Statement": []},
+        {"Statement": [{"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "*"}]},
+        allow("s3:GetObjekt"),
+        allow("s3:*", resource="photos"),
+    ],
+)
+def test_a_policy_that_is_not_valid_makes_no_session(holder: Holder, policy: Any) -> None:
+    refused("MalformedPolicyDocument", 400, holder.assume, policy=policy)
+
+
+def test_a_session_cannot_extend_itself(holder: Holder) -> None:
+    inside = holder.client(holder.assume(), "sts")
+    refused("AccessDenied", 403, inside.assume_role, **ROLE)
+    refused("AccessDenied", 403, inside.get_session_token)
+    identity = inside.get_caller_identity()
+    assert (identity["Account"], identity["Arn"]) == ("ann", "arn:aws:sts::ann:assumed-role/backup/nightly")
+    identity = holder.sts.get_caller_identity()
+    assert (identity["Arn"], identity["UserId"]) == ("arn:aws:iam::ann:user/ann", holder.access_key)
+
+
+def test_a_session_ends_with_its_time(holder: Holder) -> None:
+    now_s = holder.gateway.system.clock.now_ms() // 1000
+    for expires_s, is_over in ((now_s + 60, False), (now_s - 1, True)):
+        client, _ = issued(holder, expires_s)
+        if is_over:
+            refused("ExpiredToken", 400, client.get_object, **NAMED)
+        else:
+            client.get_object(**NAMED)
+
+
+def issued(holder: Holder, expires_s: int) -> tuple[Any, session_tokens.Credentials]:
+    """Return a client with credentials that end at this time, which no request could ask for."""
+    key = holder.gateway.system.metadata.access_key(holder.access_key)
+    assert key is not None
+    session = session_tokens.Session("ann", holder.access_key, key.generation, expires_s)
+    made = SessionTokens(MASTERS, os.urandom).issue(session)
+    return holder.gateway.client_of(made.access_key, made.secret, made.token), made
+
+
+@pytest.fixture
+def at_once(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
+    """A holder whose gateway remembers nothing."""
+    monkeypatch.setattr(http_server, "ACCESS_CACHE_MS", 0)
+    with serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(Bucket="photos")
+        ann.put_object(**NAMED, Body=b"x")
+        yield Holder(gateway)
+
+
+def test_a_session_ends_with_its_access_key(at_once: Holder) -> None:
+    accounts = at_once.gateway.accounts
+    ends: list[Callable[[], object]] = [
+        lambda: accounts.set_key_state(at_once.access_key, KeyState.DISABLED),
+        lambda: accounts.rotate_key(MASTERS, at_once.access_key),
+        lambda: accounts.end_sessions("ann"),
+        lambda: accounts.remove_key(at_once.access_key),
+    ]
+    for end in ends:
+        client = at_once.session()
+        client.get_object(**NAMED)
+        end()
+        refused("InvalidToken", 400, client.get_object, **NAMED)
+        if end is ends[0]:
+            accounts.set_key_state(at_once.access_key, KeyState.ACTIVE)
+            client.get_object(**NAMED)
+        elif end is ends[1]:
+            secret = accounts.rotate_key(MASTERS, at_once.access_key).secret
+            at_once.sts = at_once.gateway.client_of(at_once.access_key, secret, service="sts")
+
+
+def test_sessions_of_other_accounts_go_on(at_once: Holder) -> None:
+    bob = Holder(at_once.gateway, "bob")
+    client = bob.client(bob.assume(RoleArn="arn:aws:iam::bob:role/backup"))
+    assert at_once.gateway.accounts.end_sessions("ann") == 2
+    client.list_buckets()
+    with pytest.raises(InvalidInput):
+        at_once.gateway.accounts.end_sessions("not valid")
+
+
+def test_a_restored_access_key_has_no_sessions(at_once: Holder) -> None:
+    """A dump may be older than the end of a session."""
+    client, metadata = at_once.session(), at_once.gateway.system.metadata
+    key = metadata.access_key(at_once.access_key)
+    assert key is not None
+    metadata.remove_access_key(at_once.access_key)
+    metadata.add_access_key(key)
+    refused("InvalidToken", 400, client.get_object, **NAMED)
+    at_once.session().get_object(**NAMED)
+
+
+def test_a_reencrypted_secret_ends_no_session(at_once: Holder) -> None:
+    client = at_once.session()
+    newer = MasterKeys(["34" * 32, "12" * 32])
+    assert at_once.gateway.accounts.encrypt_again(newer) == 2
+    assert at_once.gateway.accounts.encrypt_again(MasterKeys(["12" * 32, "34" * 32])) == 2
+    client.get_object(**NAMED)
+
+
+def test_credentials_must_be_used_together(holder: Holder) -> None:
+    one, other = holder.assume(), holder.assume()
+    key, secret, token = one["AccessKeyId"], one["SecretAccessKey"], one["SessionToken"]
+    client_of = holder.gateway.client_of
+    refused("InvalidAccessKeyId", 403, client_of(key, secret).get_object, **NAMED)
+    refused("SignatureDoesNotMatch", 403, client_of(key, holder.secret, token).get_object, **NAMED)
+    refused("InvalidToken", 400, client_of(key, secret, other["SessionToken"]).get_object, **NAMED)
+    refused("InvalidToken", 400, client_of(holder.access_key, holder.secret, token).get_object, **NAMED)
+    refused("InvalidClientTokenId", 403, client_of("NOKEY", secret, service="sts").get_caller_identity)
+    refused("SignatureDoesNotMatch", 403, client_of(holder.access_key, "x" * 40, service="sts").get_caller_identity)
+
+
+def test_a_presigned_url_ends_with_its_session(holder: Holder) -> None:
+    given = holder.assume(allow("s3:GetObject"))
+    now_s = holder.gateway.system.clock.now_ms() // 1000
+    gateway = holder.gateway
+    live = holder.client(given).generate_presigned_url("get_object", NAMED, 3600).removeprefix(gateway.url)
+    assert gateway.raw("GET", live)[:2] == (200, b"x")
+    put = holder.client(given).generate_presigned_url("put_object", NAMED, 3600).removeprefix(gateway.url)
+    assert gateway.raw("PUT", put, b"y")[0] == 403
+    over, _ = issued(holder, now_s - 1)
+    status, body, _ = gateway.raw(
+        "GET", over.generate_presigned_url("get_object", NAMED, 3600).removeprefix(gateway.url)
+    )
+    assert (status, b"ExpiredToken" in body) == (400, True)
+    without = "&".join(part for part in live.split("&") if not part.startswith("X-Amz-Security-Token"))
+    assert gateway.raw("GET", without)[0] == 403
+
+
+def test_a_form_may_be_signed_in_a_session(holder: Holder) -> None:
+    gateway = holder.gateway
+    for policy, status in ((allow("s3:PutObject"), 204), (allow("s3:GetObject"), 403)):
+        form = holder.session(policy).generate_presigned_post("photos", "form")
+        assert "x-amz-security-token" in form["fields"]
+        parts = [*form["fields"].items(), ("file", "data")]
+        text = "".join(
+            f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts
+        )
+        body = (text + "--x--\r\n").encode()
+        assert gateway.raw("POST", "/photos", body, Content_Type="multipart/form-data; boundary=x")[0] == status
+
+
+def test_requests_without_a_signature_or_with_another_body_are_refused(holder: Holder) -> None:
+    kind = {"Content_Type": "application/x-www-form-urlencoded"}
+    status, body, _ = holder.gateway.raw("POST", "/", b"Action=GetCallerIdentity", **kind)
+    assert (status, b"MissingAuthenticationToken" in body, b"<ErrorResponse" in body) == (403, True, True)
+    status, body, _ = holder.gateway.raw("POST", "/", b"x" * 20_000, **kind)
+    assert (status, b"ValidationError" in body) == (400, True)
+    request = AWSRequest("POST", holder.gateway.url + "/", data=b"Action=GetCallerIdentity")
+    request.headers["Content-Type"] = "application/x-www-form-urlencoded"
+    SigV4Auth(Credentials(holder.access_key, holder.secret), "sts", "eu-north-1").add_auth(request)
+    headers = {name.replace("-", "_"): value for name, value in request.headers.items()}
+    assert holder.gateway.raw("POST", "/", b"Action=GetCallerIdentity", **headers)[0] == 200
+    status, body, _ = holder.gateway.raw("POST", "/", b"Action=GetSessionToken", **headers)
+    assert (status, b"SignatureDoesNotMatch" in body) == (403, True)
+
+
+def test_a_key_of_one_service_does_not_sign_for_the_other(holder: Holder) -> None:
+    request = AWSRequest("GET", f"{holder.gateway.url}/photos/k")
+    request.headers["x-amz-content-sha256"] = "UNSIGNED-PAYLOAD"
+    SigV4Auth(Credentials(holder.access_key, holder.secret), "sts", "eu-north-1").add_auth(request)
+    headers = {name.replace("-", "_"): value for name, value in request.headers.items()}
+    status, body, _ = holder.gateway.raw("GET", "/photos/k", **headers)
+    assert (status, b"expecting s3/aws4_request" in body) == (400, True)
