@@ -40,6 +40,7 @@ from tests.rig.waiting import until
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.one_in(2),
     pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs daemons that it may kill"),
 ]
 
@@ -343,7 +344,6 @@ def test_split_objects_read_right_whichever_osd_is_down(ceph: CephCluster, stack
                 assert [key for key in split if store.get(key) != wanted[key]] == []
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("count", [1, 2])
 def test_osds_are_down(ceph: CephCluster, flow: Flow, count: int) -> None:
     """Up to m - 1 OSDs: all packed objects can be read, and packing continues."""

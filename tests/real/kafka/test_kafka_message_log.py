@@ -201,6 +201,7 @@ def doubted_log(doubted_kafka: DevServer) -> Iterator[KafkaHarness]:
     harness.close()
 
 
+@pytest.mark.one_in(2)
 class TestKafkaMessageLog(MessageLogContract):
     """The suite that every adapter must pass."""
 
