@@ -115,6 +115,8 @@ def _report_rest(
         what = f"{row.key} version {row.version}"
         if other is None:
             counter.leave_out(what, "it has left the trash meanwhile")
+        elif other.object_id == row.object_id:
+            counter.leave_out(what, "it was brought back meanwhile, by somebody else")
         elif other.object_id in restored:
             counter.more["older_versions_left"] += 1
         else:

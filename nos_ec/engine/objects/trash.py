@@ -16,7 +16,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.sums import Summed
 from nos_ec.ports.clock import Beat, Clock, unwatched
-from nos_ec.ports.metadata import ObjectRow, Trash, TrashMark
+from nos_ec.ports.metadata import ObjectRow, Trash, TrashMark, Undeleted
 
 PAGE_ROWS = 1000
 """Rows that one query reads, or one transaction changes."""
@@ -71,17 +71,26 @@ class TrashCan:
         raise NotFound(f"object {key} is not in the trash any more", key=key)
 
     def undelete(self, row: ObjectRow) -> ObjectRow:
-        """Make a version of the trash current again. Raises NotFound, and Conflict when its key is in use."""
-        if self.undelete_many([row]):
+        """Make a version of the trash current again. Raises NotFound, and Conflict when its key is in use, even by this
+        version."""
+        found = self._undelete([row])
+        if found.already:
+            raise Conflict(f"object {row.key} has been brought back already; nothing was changed", key=row.key)
+        if found.rows:
             return row
         self.find(row.key, row.version)
         raise in_use(row)
 
     def undelete_many(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-        """Make the versions current again whose keys are not in use. Returns them. Raises Transient."""
-        back = self._metadata.undelete(rows)
+        """Make the versions current again whose keys are not in use. Returns them, without those that were current
+        already. Raises Transient."""
+        found = self._undelete(rows)
+        return [row for row in found.rows if row.object_id not in found.already]
+
+    def _undelete(self, rows: Sequence[ObjectRow]) -> Undeleted:
+        found = self._metadata.undelete(rows)
         kill_point("trash.undeleted")
-        return back
+        return found
 
     def purge(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
         """Remove rows from the trash, and release their bytes. Returns the rows that were still there. Raises

@@ -67,7 +67,7 @@ from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
-from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage
+from nos_ec.ports.metadata.trash import Trash, TrashMark, TrashPage, Undeleted
 from nos_ec.ports.metadata.uploads import CompletionOf, PartOf, UploadRow, Uploads, UploadState, UploadStep
 from nos_ec.ports.metadata.versions import (
     AddMarker,
@@ -148,6 +148,7 @@ __all__ = [
     "Trash",
     "TrashMark",
     "TrashPage",
+    "Undeleted",
     "UploadRow",
     "UploadState",
     "UploadStep",

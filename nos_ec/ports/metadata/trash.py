@@ -29,6 +29,14 @@ class TrashPage:
     before: TrashMark | None
 
 
+@dataclass(frozen=True, slots=True)
+class Undeleted:
+    """The versions that are current after an undelete, and the object ids of those that were current before it."""
+
+    rows: list[ObjectRow]
+    already: frozenset[int]
+
+
 class Trash(Protocol):
     """Rows of the trash. See the module docstring. `Objects.delete` puts versions into the trash. Safe to call from
     several threads."""
@@ -49,11 +57,11 @@ class Trash(Protocol):
         `Objects.delete` does; all in one transaction of O(1) statements. Returns the removed rows. Called again after a
         Transient, it returns the rows that were still there."""
 
-    def undelete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-        """Make these versions current again, each with its version, bytes and attributes. Returns them, in the order
-        given.
+    def undelete(self, rows: Sequence[ObjectRow]) -> Undeleted:
+        """Make these versions current again, each with its version, bytes and attributes. Returns them in the order
+        given, with those that were current already: somebody else, or a call that ended with a Transient, has brought
+        them back.
 
-        Skips a row that does not exist any more, and a row whose key has a current version, even one from an earlier
-        row of this call. A row that is current already is returned, so calling this again is safe. All in one
-        transaction of O(1) statements.
+        Skips a row that does not exist any more, and a row whose key has another current version, even one from an
+        earlier row of this call. All in one transaction of O(1) statements.
         """

@@ -120,7 +120,7 @@ class AttributeContract:
         assert bench.get("n").attributes == SOME
         assert [one.attributes for one in bench.metadata.placed_in(group.block_id)] == [SOME]
         bench.delete_into_trash("n", 1000)
-        assert bench.metadata.undelete(bench.metadata.trash_page(None, 9).rows)[0].attributes == SOME
+        assert bench.metadata.undelete(bench.metadata.trash_page(None, 9).rows).rows[0].attributes == SOME
 
     def test_a_segment_of_a_large_object_is_placed_without(self, bench: MetadataBench) -> None:
         lease = bench.lease()

@@ -118,7 +118,7 @@ class ExpiredVersionContract:
         (row,) = bench.metadata.trash_page(None, 9).rows
         assert row.object_id == first.object_id
         remove(bench, second.version)
-        assert bench.metadata.undelete([row]) != []
+        assert bench.metadata.undelete([row]).rows != []
         assert numbers(bench.metadata) == [(first.version, False, True)]
         bench.check_counters()
 
@@ -127,7 +127,7 @@ class ExpiredVersionContract:
         bench.metadata.delete_versions([DeleteVersion(KEY, row.version)], bench.now_ms, bench.now_ms + HOUR_MS)
         bench.now_ms += HOUR_MS
         marker = mark(bench)
-        assert bench.metadata.undelete(bench.metadata.trash_page(None, 9).rows) != []
+        assert bench.metadata.undelete(bench.metadata.trash_page(None, 9).rows).rows != []
         assert bench.get("k").version == row.version
         assert apply(bench, expire(row, bench.now_ms)) == [False], "it is current"
         assert apply(bench, ExpireMarker(KEY, marker.version)) == [False]

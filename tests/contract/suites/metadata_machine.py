@@ -131,7 +131,7 @@ class MetadataMachine(RuleBasedStateMachine):
         """Bring back all that can come back: of each key the version that is kept longest, or the one that is not."""
         rows = list(self.metadata.trash_page(None, 999).rows)
         wanted = rows if first else rows[::-1]
-        back = self.metadata.undelete(wanted)
+        back = self.metadata.undelete(wanted).rows
         names = {row.key.name for row in wanted} - self.model.keys()
         assert {row.key.name for row in back} == names
         assert len(back) == len(names)

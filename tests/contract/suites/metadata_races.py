@@ -150,10 +150,10 @@ class MetadataRaces(MetadataSuite):
             old = bench.put(f"n{i}")
             bench.delete_into_trash(f"n{i}", 1000)
             back, new = race(partial(bench.metadata.undelete, [old]), partial(bench.put, f"n{i}"))
-            if back == [old]:
+            if back.rows == [old]:
                 assert (new.object_id, new.version > old.version) == (old.object_id, True), "then it is overwritten"
             else:
-                assert (back, new.object_id != old.object_id) == ([], True)
+                assert (back.rows, new.object_id != old.object_id) == ([], True)
             assert bench.get(f"n{i}") == new
         bench.check_counters()
 

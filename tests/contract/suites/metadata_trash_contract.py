@@ -12,7 +12,7 @@ from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import ObjectState
-from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark
+from nos_ec.ports.metadata import Metadata, ObjectRow, TrashMark, Undeleted
 from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
 DAY_MS = 86_400_000
@@ -81,7 +81,7 @@ class TrashContract:
         assert (moved.state, moved.extent.block_id) == (ObjectState.PACKED, block_id)
         assert [one.key for one in bench.metadata.placed_in(block_id)] == [row.key]
         bench.check_counters()
-        assert bench.metadata.undelete([moved]) == [moved] == [bench.get("n")]
+        assert bench.metadata.undelete([moved]).rows == [moved] == [bench.get("n")]
 
     def test_a_key_is_free_again(self, bench: MetadataBench) -> None:
         old = bench.packed("n", 100)
@@ -120,16 +120,18 @@ class TrashContract:
         rows = [bench.get(row.key.name) for row in rows]
         bench.metadata.delete_many([row.key for row in rows], bench.now_ms, bench.now_ms + DAY_MS)
         newer = bench.put("3")
-        assert bench.metadata.undelete([rows[4], rows[0], rows[3], rows[1]]) == [rows[4], rows[0], rows[1]]
-        assert bench.metadata.undelete([rows[0], rows[3]]) == [rows[0]], "again, as after a Transient"
-        assert bench.metadata.undelete([]) == []
+        wanted = [rows[4], rows[0], rows[3], rows[1]]
+        assert bench.metadata.undelete(wanted) == Undeleted([rows[4], rows[0], rows[1]], frozenset())
+        again = bench.metadata.undelete([rows[0], rows[3]])
+        assert again == Undeleted([rows[0]], frozenset([rows[0].object_id])), "as after a Transient"
+        assert bench.metadata.undelete([]) == Undeleted([], frozenset())
         assert bench.metadata.list_objects("bucket", "", "", 9) == [rows[0], rows[1], newer, rows[4]]
         assert [row.trash_until_ms for row in bench.metadata.objects_with([rows[0].object_id]).values()] == [None]
         assert list(in_trash(bench.metadata)) == [rows[3], rows[2]]
         gone = bench.metadata.purge_trash(list(in_trash(bench.metadata)), bench.now_ms)
-        assert bench.metadata.undelete(gone) == []
+        assert bench.metadata.undelete(gone).rows == []
         bench.put("0")
-        assert bench.metadata.undelete([rows[0]]) == [], "its row has another version now"
+        assert bench.metadata.undelete([rows[0]]).rows == [], "its row has another version now"
         bench.check_counters()
 
     def test_one_of_two_versions_of_a_key_comes_back(self, bench: MetadataBench) -> None:
@@ -137,7 +139,7 @@ class TrashContract:
         for size in (10, 20):
             rows.append(bench.put("n", size))
             bench.delete_into_trash("n", DAY_MS)
-        assert bench.metadata.undelete(rows) == rows[:1] == [bench.get("n")]
+        assert bench.metadata.undelete(rows).rows == rows[:1] == [bench.get("n")]
         assert list(in_trash(bench.metadata)) == rows[1:]
 
     @pytest.mark.invariant(6)
@@ -193,7 +195,7 @@ class TrashContract:
         (row,) = bench.record([asking(bench.new("n"), attributes=b"some")])
         bench.delete_into_trash("n", DAY_MS)
         assert [one.attributes for one in in_trash(bench.metadata)] == [b"some"]
-        assert bench.metadata.undelete([row])[0].attributes == b"some" == bench.get("n").attributes
+        assert bench.metadata.undelete([row]).rows[0].attributes == b"some" == bench.get("n").attributes
 
     def test_packed_bytes_that_are_lost_go_back_to_their_copy(self, bench: MetadataBench) -> None:
         row = bench.put("n")

@@ -259,7 +259,7 @@ class VersionContract:
         metadata.delete_versions(deletions, bench.now_ms, until_ms)
         assert listed(metadata) == []
         assert {row.object_id for row in metadata.trash_page(None, 9).rows} == {first.object_id, second.object_id}
-        assert metadata.undelete([first]) == [first]
+        assert metadata.undelete([first]).rows == [first]
         assert numbers(metadata) == [(first.version, False, True)]
         expired = metadata.expired_trash(until_ms, 9)
         assert metadata.purge_trash(expired, until_ms) == [second]
@@ -407,7 +407,7 @@ class VersionContract:
 
     def test_undeleting_what_is_there_forbids_no_number(self, bench: MetadataBench) -> None:
         rows = [put(bench, ENABLED) for _ in range(2)]
-        assert bench.metadata.undelete(rows) != []
+        assert bench.metadata.undelete(rows).rows != []
         assert bench.metadata.floors_after(None, 2) == []
 
     def test_numbers_that_were_removed_are_remembered_for_a_week(self, bench: MetadataBench) -> None:

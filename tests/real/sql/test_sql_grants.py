@@ -133,7 +133,7 @@ def fill(front: System) -> None:
         put(front, name, size)
     now_ms = front.clock.now_ms()
     thrown = front.metadata.delete_many([key(f"thrown-{size}") for size in ("small", "large", "empty")], now_ms, now_ms)
-    front.metadata.delete(front.metadata.undelete(thrown[2:])[0].key, now_ms, now_ms)
+    front.metadata.delete(front.metadata.undelete(thrown[2:]).rows[0].key, now_ms, now_ms)
     forget_refused(front)
 
 

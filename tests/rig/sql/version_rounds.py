@@ -311,7 +311,7 @@ class Round:
         if not self._known[name].rows:
             return self._get(caller, steps_max)
         row = caller.rng.choice(self._known[name].rows)
-        return self._call([(name, Undelete(tag_of(row)))], lambda: self._metadata.undelete([row]) or [None])
+        return self._call([(name, Undelete(tag_of(row)))], lambda: self._metadata.undelete([row]).rows or [None])
 
     def _pack(self, caller: _Caller, steps_max: int) -> int:
         """Move the bytes of up to two versions. No answer, and nothing that the histories tell, depends on it."""

@@ -274,6 +274,19 @@ def test_an_object_whose_name_is_in_use_stays_in_the_trash(bench: Bench, system:
     assert ann.post("/objects/undelete?bucket=b&name=a", data=form_of(ann), headers=SAME).status_code == 400
 
 
+def test_what_somebody_else_brought_back_is_not_counted_as_done(bench: Bench, system: System) -> None:
+    """Between the page that ann has seen, or the entry of her change, and the change."""
+    row, _ = trashed(bench, system, "a")
+    assert system.client.trash().undelete(row) == row
+    with pytest.raises(Conflict, match="b/a has been brought back already; nothing was changed"):
+        system.operator.changes().undelete("ann", row)
+    assert system.client.store().head(row.key).version == row.version
+    assert [(one.kind, one.operator, one.object) for one in changes(bench)] == [
+        (kind, "ann", "b/a") for kind in CHANGES
+    ]
+    assert system.client.trash().undelete_many([row]) == []
+
+
 def test_the_command_shows_who_changed_what(bench: Bench, system: System, client: Client) -> None:
     ann = as_ann(client)
     for name in ("a", "b"):

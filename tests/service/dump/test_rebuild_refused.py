@@ -511,7 +511,7 @@ class TestKilled:
                 return
             store.delete(KEY)
             older = [row for row in system.metadata.trash_page(None, 100).rows if row.key == KEY]
-            assert system.metadata.undelete(older)
+            assert system.metadata.undelete(older).rows
             assert sorted([current, store.get(KEY)]) == [b"a" * size, b"r" * size]
 
     def recover(self, bench: Bench) -> None:

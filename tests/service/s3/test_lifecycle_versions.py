@@ -287,7 +287,7 @@ def test_what_happens_between_the_page_and_the_delete(metadata: SqlMetadata) -> 
         metadata.delete_versions([DeleteVersion(keys["undeleted"], first[at["undeleted"]])], bench.now_ms, late)
         metadata.delete_versions([DeleteVersion(keys["undeleted"], second[at["undeleted"]])], bench.now_ms, late)
         metadata.delete_versions([DeleteVersion(keys["undeleted"], third[at["undeleted"]])], bench.now_ms, late)
-        assert metadata.undelete([rows["undeleted"][0]]) != []
+        assert metadata.undelete([rows["undeleted"][0]]).rows != []
         hands.put("revived")
 
     expired = hands.walk(metadata=Watched(metadata, change))

@@ -35,7 +35,7 @@ from nos_ec.adapters.sql.tables.rows import (
 )
 from nos_ec.adapters.sql.tables.schema import OBJECTS, TRASHED_BYTES
 from nos_ec.core.killpoints import kill_point
-from nos_ec.ports.metadata import ObjectRow, TrashMark, TrashPage
+from nos_ec.ports.metadata import ObjectRow, TrashMark, TrashPage, Undeleted
 
 _O = OBJECTS.c
 _INDEX = "objects_by_trash_key"
@@ -137,7 +137,7 @@ def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) 
     require_all(connection.execute(gone, listed).rowcount, len(rows), "objects")
 
 
-def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> Undeleted:
     """Make versions in the trash current again whose keys have no current version. Return them, and the versions among
     `rows` that are not in the trash."""
     locked = _locked(connection, rows)
@@ -156,7 +156,8 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRo
     if listed:
         # If one of the keys is PUT meanwhile, this fails as a duplicate, and the transaction is run again.
         require_all(connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount, len(listed), "objects")
-    return [replace(row, trash_until_ms=None, trashed_ms=None) for row in back]
+    already = frozenset(row.object_id for row in back if row.trash_until_ms is None)
+    return Undeleted([replace(row, trash_until_ms=None, trashed_ms=None) for row in back], already)
 
 
 def _locked(connection: Connection, rows: Sequence[ObjectRow]) -> dict[int, ObjectRow]:

@@ -95,6 +95,7 @@ from nos_ec.ports.metadata import (
     ExpireVersion,
     MarkerRow,
     ObjectRow,
+    Undeleted,
     VersionDeletion,
     VersionEntry,
     VersionPage,
@@ -196,8 +197,8 @@ class SqlVersions(SqlPart):
     ) -> list[VersionEntry | NosError | None]:
         return self._write_again(delete_all, deletions, now_ms, until_ms) if deletions else []
 
-    def undelete(self, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
-        return self._write(_undelete, rows) if rows else []
+    def undelete(self, rows: Sequence[ObjectRow]) -> Undeleted:
+        return self._write(_undelete, rows) if rows else Undeleted([], frozenset())
 
     @reads
     def markers_after(self, connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
@@ -408,11 +409,11 @@ def _promote(connection: Connection, key: ObjectKey) -> None:
     raise_if_newer(connection, {key: VERSION_MAX - newest.age_rank}, {})
 
 
-def _undelete(connection: Connection, rows: Sequence[ObjectRow]) -> list[ObjectRow]:
+def _undelete(connection: Connection, rows: Sequence[ObjectRow]) -> Undeleted:
     """Undelete versions. One that comes back may be older than others of its key. Versions that are stored over it must
     be newer than those, so the floor is raised."""
     back = trash.undelete(connection, rows)
-    numbers = {row.key: row.version for row in back if row.is_of_versions and not row.is_noncurrent}
+    numbers = {row.key: row.version for row in back.rows if row.is_of_versions and not row.is_noncurrent}
     for key, newest in newest_versions(connection, numbers).items():
         if newest > numbers[key]:
             floors.raise_to(connection, key, newest, 0)
