@@ -76,17 +76,21 @@ Prepare = Callable[["Work"], bytes]
 
 @dataclass(slots=True)
 class Work:
-    """A simulation under way. Other threads may read `shown`, and cancel it."""
+    """A simulation under way. Other threads may read `shown`, and cancel it. `on_cancel` interrupts the reading of the
+    sizes, if that can be interrupted; it must not raise."""
 
     shown: Simulation
     cancelled: threading.Event = field(default_factory=threading.Event)
     process: subprocess.Popen[bytes] | None = None
+    on_cancel: Callable[[], None] | None = None
     done: bool = False
     timed_out: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def show(self, **changed: Any) -> None:
-        """Change what is shown."""
-        self.shown = replace(self.shown, **changed)
+        """Change what is shown. Safe to call from several threads."""
+        with self._lock:
+            self.shown = replace(self.shown, **changed)
 
 
 class Simulations:
@@ -114,15 +118,18 @@ class Simulations:
         Conflict while another one is under way."""
         with self._lock:
             if self._is_closed or self._under_way is not None:
+                if self._under_way is not None and self._under_way.cancelled.is_set():
+                    raise Conflict("the simulation that was cancelled still waits for the store; try again in a minute")
                 raise Conflict("another simulation is running; wait until it has ended, or cancel it")
             work = Work(Simulation(self._random_bytes(16).hex(), title, workload, self._clock.now_ms()))
             self._under_way = self._works[work.shown.id] = work
         return work
 
     def drop(self, work: Work) -> None:
-        """Forget a simulation that was reserved and not started."""
+        """End a simulation that was reserved and not started, and forget it unless it was cancelled."""
         with self._lock:
-            self._works.pop(work.shown.id, None)
+            if not work.cancelled.is_set():
+                self._works.pop(work.shown.id, None)
             self._under_way = None
 
     def start(self, work: Work, order: Order, prepare: Prepare) -> None:
@@ -144,7 +151,8 @@ class Simulations:
             return [work.shown for work in reversed(self._works.values())]
 
     def cancel(self, simulation_id: str) -> None:
-        """End a simulation. One that has ended stays as it is. Raises NotFound."""
+        """End a simulation. One that has ended stays as it is. There is no other one until the statement that reads its
+        sizes has been answered. Raises NotFound."""
         self._stop(self._work(simulation_id))
 
     def close(self) -> None:
@@ -169,6 +177,10 @@ class Simulations:
             work.cancelled.set()
             if work.process is not None:
                 work.process.kill()
+            if work.shown.stage is Stage.READING:
+                work.show(stage=Stage.CANCELLED, ended_ms=self._clock.now_ms(), step="")
+                if (interrupt := work.on_cancel) is not None:
+                    interrupt()
 
     def _run(self, work: Work, order: Order, prepare: Prepare) -> None:
         stage, error = Stage.FAILED, BUG
@@ -182,8 +194,9 @@ class Simulations:
         finally:
             if work.cancelled.is_set() and not work.done:
                 stage, error = Stage.CANCELLED, ""
-            work.show(stage=stage, error=error, ended_ms=self._clock.now_ms(), step="")
             with self._lock:
+                if not work.shown.is_over:
+                    work.show(stage=stage, error=error, ended_ms=self._clock.now_ms(), step="")
                 self._under_way = None
 
     def _compute(self, work: Work, order: Order, data: bytes) -> tuple[Stage, str]:

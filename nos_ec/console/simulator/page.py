@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -25,7 +26,7 @@ from nos_ec.console.view import View
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX
 from nos_ec.engine.figures.bucket_sample import bucket_of, random_ranges
-from nos_ec.engine.texts import printable
+from nos_ec.engine.texts import count_text, printable
 from nos_ec.ports.metadata import Survival
 
 UPLOAD_BYTES_MAX = 16 << 20
@@ -141,14 +142,17 @@ def bucket_sizes(metadata: Survival, bucket: str, rng: random.Random) -> Callabl
                 break
             sizes += [row.size for row in metadata.living_between(first, last) if bucket_of(row) == bucket]
             done += 1
-            work.show(step=f"{len(sizes):,} sizes in {done} of {len(ranges)} ranges")
-        if not sizes and not work.cancelled.is_set():
+            work.show(step=f"{count_text(len(sizes), 'size')} in {done} of {count_text(len(ranges), 'range')}")
+        if work.cancelled.is_set():
+            return b""
+        if not sizes:
             raise NotFound(
-                f"no object of bucket {bucket!r} that takes space was found in {done:,} of {of_store:,} ranges of"
-                " object ids; export its sizes and upload them"
+                f"no object of bucket {bucket!r} that takes space was found in {done:,} of"
+                f" {count_text(of_store, 'range')} of object ids; export its sizes and upload them"
             )
         share = done / of_store if of_store else 1
-        note = f"{len(sizes):,} objects and parts, found in {done:,} of {of_store:,} ranges of object ids:"
+        note = f"{count_text(len(sizes), 'object or part', 'objects and parts')}, found in {done:,} of"
+        note += f" {count_text(of_store, 'range')} of object ids:"
         note += " all of the bucket" if done == of_store else f" about {100 * share:.2g} % of the bucket"
         data = "".join(f"{size}\n" for size in sizes).encode()
         work.show(note=note, sizes=data)
@@ -225,7 +229,7 @@ def routes(system: System, simulations: Simulations, view: View, rng: random.Ran
     async def of_upload(request: Request) -> Response:
         work = simulations.reserve("a list that was uploaded", "")
         try:
-            fields, data = await read_upload(request)
+            fields, data = await read_upload(request, work)
             require_csrf(request, fields.get("csrf", ""))
             workload = chosen_workload(fields.get("workload", ""))
         except BaseException:
@@ -256,24 +260,49 @@ def chosen_workload(given: str) -> str:
     return given
 
 
-async def read_upload(request: Request) -> tuple[dict[str, str], bytes]:
+async def read_upload(request: Request, work: Work) -> tuple[dict[str, str], bytes]:
     """Return the fields of a form and the content of its file, which is limited while it is read, and stays in memory.
-    Raises HTTPException."""
+    Raises HTTPException, as soon as the simulation is cancelled too."""
     parser = MultiPartParser(request.headers, _limited(request), max_files=1, max_fields=10, max_part_size=8192)
     parser.spool_max_size = UPLOAD_BYTES_MAX + FORM_BYTES  # so that it does not write a file
     try:
-        async with asyncio.timeout(UPLOAD_S_MAX):
-            form = await parser.parse()
-            file = form.get("sizes")
-            data = await file.read() if isinstance(file, UploadFile) else b""
-            await form.close()
+        async with asyncio.timeout(UPLOAD_S_MAX) as limit:
+            with _ends_when_cancelled(work, limit):
+                form = await parser.parse()
+                file = form.get("sizes")
+                data = await file.read() if isinstance(file, UploadFile) else b""
+                await form.close()
     except (TimeoutError, ClientDisconnect) as error:
+        if work.cancelled.is_set():
+            raise HTTPException(HTTPStatus.CONFLICT, "The simulation was cancelled.") from error
         raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "The file did not arrive in time.") from error
     except (MultiPartException, KeyError) as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "The form cannot be read.") from error
     if len(data) > UPLOAD_BYTES_MAX:
         raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
     return {name: value for name, value in form.items() if isinstance(value, str)}, data
+
+
+@contextmanager
+def _ends_when_cancelled(work: Work, limit: asyncio.Timeout) -> Iterator[None]:
+    """Let `limit` end as soon as a simulation is cancelled, by whichever thread."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if work.on_cancel is not None and not limit.expired():
+            limit.reschedule(loop.time())
+
+    def end_soon() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the upload with it
+            loop.call_soon_threadsafe(end)
+
+    work.on_cancel = end_soon
+    try:
+        if work.cancelled.is_set():
+            end()
+        yield
+    finally:
+        work.on_cancel = None
 
 
 async def _limited(request: Request) -> AsyncGenerator[bytes, None]:

@@ -16,11 +16,13 @@ function showLocalTimes(root) {
 
 showLocalTimes(document);
 
-// Reads the page again every data-refresh seconds, while it is visible and nobody uses a control in it. The answer is
-// parsed by XMLHttpRequest, because scripts may not make HTML from text (Trusted Types).
+// Reads the page again every data-refresh seconds, while it is visible and nobody uses a control in it, until an answer
+// is a page that does not refresh itself. The answer is parsed by XMLHttpRequest, because scripts may not make HTML from
+// text (Trusted Types).
 {
   const content = document.getElementById("content");
   const wait = Number(content.dataset.refresh) * 1000;
+  let timer = 0;
 
   function isUsed() {
     const focused = document.activeElement;
@@ -29,7 +31,9 @@ showLocalTimes(document);
 
   function show(answer) {
     const open = [...content.querySelectorAll("details")].map((details) => details.open);
-    content.replaceChildren(...document.adoptNode(answer.getElementById("content")).childNodes);
+    const newer = document.adoptNode(answer.getElementById("content"));
+    if (!newer.dataset.refresh) clearInterval(timer);
+    content.replaceChildren(...newer.childNodes);
     content.querySelectorAll("details").forEach((details, index) => { details.open = Boolean(open[index]); });
     showLocalTimes(content);
   }
@@ -66,7 +70,7 @@ showLocalTimes(document);
     request.send();
   }
 
-  if (wait > 0) setInterval(refresh, wait);
+  if (wait > 0) timer = setInterval(refresh, wait);
 }
 
 // Lets the arrow keys move between the links of a drawing, which are a single stop of the Tab key.

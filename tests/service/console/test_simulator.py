@@ -101,7 +101,7 @@ def test_a_bucket_is_sampled_and_its_sizes_can_be_had(bench: Bench, system: Syst
         bench.put(system, f"n{number}", bench.data(7), "mail")
     answer = client.post("/simulator/bucket", data={"csrf": "", "bucket": "photos"}, headers=SAME)
     text = result(client, answer)
-    assert "40 objects and parts, found in 1 of 1 ranges of object ids: all of the bucket" in text
+    assert "40 objects and parts, found in 1 of 1 range of object ids: all of the bucket" in text
     sizes = client.get(f"{answer.headers['location']}/sizes.txt")
     assert sizes.text.split() == [str(1000 + number) for number in range(40)]
     assert sizes.headers["content-disposition"] == 'attachment; filename="sizes.txt"'
@@ -193,10 +193,15 @@ def test_an_operator_uploads_a_list_and_looks_at_the_curves(
 ) -> None:
     look = {"color_scheme": scheme, "viewport": {"width": 360, "height": 640}}
     with serving(system) as url, visiting(browser, url, **look) as visit:
+        visit.page.clock.install()
         visit.go("/simulator")
         assert visit.severe_findings() == []
         send(visit, LIST, tmp_path, "A")
         expect(visit.page.locator("strong", has_text="done")).to_be_visible(timeout=WAIT_S_MAX * 1000)
+        visit.requested.clear()
+        visit.page.clock.fast_forward(60_000)
+        assert visit.page.evaluate("() => 1") == 1
+        assert visit.requested == [], "the page does not read itself again after the end"
         expect(visit.page.locator("svg.map")).to_have_count(2)
         assert visit.severe_findings() == []
         assert visit.page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from nos_ec.bench.simulate import simulate
 from nos_ec.console.simulator import jobs, page
@@ -140,6 +143,56 @@ def test_only_one_runs_at_a_time_and_it_can_be_cancelled(make: Callable[..., Sim
     assert [one.title for one in simulations.all()] == ["a list"]
     with pytest.raises(NotFound):
         simulations.find(other.shown.id)
+
+
+def test_a_simulation_whose_sizes_are_read_ends_at_once_when_it_is_cancelled(make: Callable[..., Simulations]) -> None:
+    """The thread that reads them waits for a store that does not answer. Meanwhile, there is no other simulation."""
+    simulations, asked, answered = make(SLEEPS), threading.Event(), threading.Event()
+
+    def read(work: Work) -> bytes:
+        asked.set()
+        assert answered.wait(WAIT_S_MAX)
+        work.show(step="7 sizes in 1 of 2 ranges")
+        return b""
+
+    work = simulations.reserve("bucket b", "")
+    simulations.start(work, order(), read)
+    assert asked.wait(WAIT_S_MAX)
+    simulations.cancel(work.shown.id)
+    assert (work.shown.stage, work.shown.is_over) == (Stage.CANCELLED, True)
+    with pytest.raises(Conflict, match="was cancelled still waits for the store"):
+        simulations.reserve("another", "")
+    answered.set()
+    until(lambda: simulations._under_way is None)
+    assert work.shown.stage is Stage.CANCELLED
+    simulations.drop(simulations.reserve("another", ""))
+
+
+def test_an_upload_ends_when_its_simulation_is_cancelled(make: Callable[..., Simulations]) -> None:
+    simulations = make(SLEEPS)
+    work = simulations.reserve("a list that was uploaded", "")
+    headers = [(b"content-type", b"multipart/form-data; boundary=b")]
+    scope = {"type": "http", "method": "POST", "headers": headers}
+
+    async def upload() -> None:
+        begun = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if begun.is_set():
+                await asyncio.sleep(WAIT_S_MAX)  # the browser has stopped sending
+            begun.set()
+            return {"type": "http.request", "body": b"--b\r\n", "more_body": True}
+
+        reading = asyncio.create_task(page.read_upload(Request(scope, receive), work))
+        await begun.wait()
+        await asyncio.to_thread(simulations.cancel, work.shown.id)
+        await asyncio.wait_for(reading, WAIT_S_MAX / 2)
+
+    with pytest.raises(HTTPException, match="The simulation was cancelled"):
+        asyncio.run(upload())
+    simulations.drop(work)
+    assert [one.stage for one in simulations.all()] == [Stage.CANCELLED]
+    simulations.drop(simulations.reserve("another", ""))
 
 
 @pytest.mark.parametrize(
