@@ -31,8 +31,9 @@ def run_name(clock: Clock) -> str:
 
 
 @contextmanager
-def background_loop(name: str, loop: Callable[[Event], object]) -> Iterator[None]:
-    """Run a loop on a thread within the `with` block. On exit, set the event of the loop, and wait for its end."""
+def background_loop(name: str, loop: Callable[[Event], object], end_wait_s: float | None = None) -> Iterator[None]:
+    """Run a loop on a thread within the `with` block. On exit, set the event of the loop, and wait for its end, but at
+    most `end_wait_s` if that is given."""
     stop = Event()
     thread = Thread(target=loop, args=(stop,), name=name, daemon=True)
     thread.start()
@@ -40,4 +41,4 @@ def background_loop(name: str, loop: Callable[[Event], object]) -> Iterator[None
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(end_wait_s)

@@ -16,7 +16,7 @@ def daemons(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show which daemons are alive, and what they have set aside.
 
     Producers, consumers and GC daemons record this and their versions every minute. Daemons
-    that have stopped or fallen silent are shown for a day.
+    that have stopped or fallen silent are shown for a day or longer.
     """
     with context(ctx).system() as system:
         found, now_ms = read_daemons(system.metadata), system.clock.now_ms()

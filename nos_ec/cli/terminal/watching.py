@@ -74,6 +74,10 @@ def keeping_totals(system: System) -> Iterator[None]:
         yield
 
 
+PRESENCE_END_S = 5.0
+"""How long a daemon that ends waits for the record that it has stopped, while the metadata does not answer."""
+
+
 @contextmanager
 def keeping_presence(system: System, monitor: Monitor) -> Iterator[None]:
     """Record in the store that this daemon is alive, its version and what it has parked, while the block runs."""
@@ -85,7 +89,7 @@ def keeping_presence(system: System, monitor: Monitor) -> Iterator[None]:
         __version__,
         lambda: [queue for queues in monitor.parked for queue in queues()],
     )
-    with background_loop("presence", presence.run):
+    with background_loop("presence", presence.run, PRESENCE_END_S):
         yield
 
 

@@ -1,7 +1,9 @@
 """Which daemons are alive, their versions, and what each has set aside after failures.
 
 Each daemon that packs or reclaims records this every minute. The daemons of a service share one note of bounded size,
-changed by compare-and-set. It keeps daemons that have stopped or died for a day.
+changed by compare-and-set. It keeps daemons that have stopped or died for a day: until a daemon that runs has recorded
+itself for so long without a change of their entries. Times of different hosts are not compared for that, so that a
+daemon whose clock is wrong does not remove the others.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ SEEN_MS = 60_000
 """How often a daemon records that it is alive."""
 SILENT_MS = 3 * SEEN_MS
 """A daemon that has recorded nothing for so long is dead, or cannot reach the metadata."""
-KEPT_MS = DAY_MS
+SILENT_RECORDS = SILENT_MS // SEEN_MS
+KEPT_RECORDS = DAY_MS // SEEN_MS
+"""When a daemon has recorded itself so often and the entry of another one has not changed, it removes that entry."""
 DAEMONS_MAX = 64
 ITEMS_MAX = 20
 """The most parked items of a daemon that are recorded: those that failed first. Fewer if the note would be too long."""
@@ -68,6 +72,19 @@ class Daemon:
         return self.ended_ms is None and now_ms - self.seen_ms <= SILENT_MS
 
 
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """Another daemon, and how often this one has recorded itself since the other one last did."""
+
+    daemon: Daemon
+    records: int
+
+    @property
+    def may_live(self) -> bool:
+        """Whether it has not stopped, and may not have been silent for long."""
+        return self.daemon.ended_ms is None and self.records <= SILENT_RECORDS
+
+
 class Presence:
     """Records that this daemon is alive. `queues` returns its queues of parked items. Used by one thread."""
 
@@ -85,6 +102,7 @@ class Presence:
         self._queues = queues
         now_ms = clock.now_ms()
         self._daemon = Daemon(service, _cut(process), _cut(version), now_ms, now_ms, None, 0)
+        self._others: list[_Other] = []
 
     def run(self, stop: Event) -> None:
         """Record it every minute until `stop` is set, and then that it has stopped."""
@@ -117,16 +135,23 @@ class Presence:
     def _store(self, daemon: Daemon) -> None:
         for _ in range(TRIES):
             stored = self._notes.note(_note(daemon.service))
-            others = [one for one in _loaded(stored, daemon.service) if not _is_same(one, daemon)]
-            recent = [one for one in others if abs(daemon.seen_ms - one.seen_ms) <= KEPT_MS]
-            if self._notes.store_note(_note(daemon.service), _dumped([daemon, *recent]), stored):
+            found = [one for one in _loaded(stored, daemon.service) if not _is_same(one, daemon)]
+            known = {_moment(one.daemon): one.records for one in self._others}
+            others = [_Other(one, known.get(_moment(one), -1) + 1) for one in found]
+            kept = [one for one in others if one.records < KEPT_RECORDS]
+            if self._notes.store_note(_note(daemon.service), _dumped(daemon, kept), stored):
+                self._others = kept
                 return
         _log.warning("daemon not recorded as alive, because others kept recording theirs")
 
 
 def read_daemons(notes: Notes) -> list[Daemon]:
     """Return the daemons that are recorded, by service, those seen last first. Raises Transient."""
-    return [one for service in SERVICES for one in _loaded(notes.note(_note(service)), service)]
+    found: list[Daemon] = []
+    for service in SERVICES:
+        daemons = _loaded(notes.note(_note(service)), service)
+        found += sorted(daemons, key=lambda one: (one.ended_ms is not None, -one.seen_ms))
+    return found
 
 
 def _note(service: str) -> str:
@@ -135,6 +160,10 @@ def _note(service: str) -> str:
 
 def _is_same(one: Daemon, other: Daemon) -> bool:
     return (one.process, one.started_ms) == (other.process, other.started_ms)
+
+
+def _moment(one: Daemon) -> tuple[str, int, int]:
+    return (one.process, one.started_ms, one.seen_ms)
 
 
 def _cut(text: str) -> str:
@@ -146,12 +175,12 @@ def _items(queue: RetryQueue[Any]) -> Iterator[ParkedItem]:
         yield ParkedItem(queue.what, _cut(name), _cut(parked.reason), parked.since_ms, parked.failures)
 
 
-def _dumped(daemons: Sequence[Daemon]) -> str:
+def _dumped(own: Daemon, others: Sequence[_Other]) -> str:
     """Return daemons as the text of a note, with as many of their items as fit. Those that stopped as asked make room
-    first, and then those seen least recently. Only daemons that may be alive have items."""
-    last_ms = max(one.seen_ms for one in daemons)
-    kept = sorted(daemons, key=lambda one: (one.ended_ms is not None, -one.seen_ms))[:DAEMONS_MAX]
-    kept = [one if one.is_alive(last_ms) else replace(one, items=()) for one in kept]
+    first, and then those that were silent for longest. Only daemons that may be alive have items."""
+    order = sorted(others, key=lambda one: (one.daemon.ended_ms is not None, one.records, -one.daemon.seen_ms))
+    rest = [one.daemon if one.may_live else replace(one.daemon, items=()) for one in order]
+    kept = [own if own.ended_ms is None else replace(own, items=()), *rest][:DAEMONS_MAX]
     most = ITEMS_MAX
     while len(text := _text(kept, most)) > NOTE_CHARS_MAX:
         if most:

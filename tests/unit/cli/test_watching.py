@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,9 +13,10 @@ import pytest
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal import watching
 from nos_ec.cli.terminal.errors import exit_code
-from nos_ec.cli.terminal.watching import end_when_shut_out, keeping_totals, settle
+from nos_ec.cli.terminal.watching import end_when_shut_out, keeping_presence, keeping_totals, settle
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, NosError, Transient
+from nos_ec.monitoring.monitor import Monitor
 
 WAIT_S_MAX = 60.0
 
@@ -95,3 +97,26 @@ def test_what_is_there_at_the_start_is_not_looked_at_again() -> None:
         assert len(gc.get_objects()) < 1_000
     finally:
         gc.unfreeze()
+
+
+def test_a_daemon_does_not_wait_long_for_the_metadata_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    class HangingNotes:
+        def note(self, name: str) -> str | None:
+            answered.wait(WAIT_S_MAX)
+            return None
+
+        def store_note(self, *_: object) -> bool:
+            return True
+
+    system = cast(System, SimpleNamespace(metadata=HangingNotes(), clock=SystemClock()))
+    monitor = cast(Monitor, SimpleNamespace(service="consumer", parked=[]))
+    monkeypatch.setattr(watching, "PRESENCE_END_S", 0.1)
+    started = time.monotonic()
+    try:
+        with keeping_presence(system, monitor):
+            pass
+        assert time.monotonic() - started < WAIT_S_MAX / 2
+    finally:
+        answered.set()

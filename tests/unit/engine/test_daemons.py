@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from nos_ec.core.errors import Transient
+from nos_ec.core.expiry import DAY_MS
 from nos_ec.engine.figures.daemons import (
     DAEMONS_MAX,
     ITEMS_MAX,
-    KEPT_MS,
+    KEPT_RECORDS,
+    SEEN_MS,
     SERVICES,
     SILENT_MS,
+    SILENT_RECORDS,
     TRIES,
     Presence,
     read_daemons,
@@ -98,9 +101,40 @@ def test_a_daemon_that_stops_or_falls_silent_is_kept_for_a_day() -> None:
     now_ms = clock.now_ms()
     assert {one.process: one.is_alive(now_ms) for one in read_daemons(notes)} == {"stopped": False, "silent": True}
     assert not any(one.is_alive(now_ms + 1) for one in read_daemons(notes))
-    clock.advance(KEPT_MS)
-    presence(notes, clock, "new").record(ended=False)
+    new = presence(notes, clock, "new")
+    for _ in range(KEPT_RECORDS):
+        new.record(ended=False)
+        clock.advance(SEEN_MS)
+    assert [one.process for one in read_daemons(notes)] == ["new", "silent", "stopped"]
+    new.record(ended=False)
     assert [one.process for one in read_daemons(notes)] == ["new"]
+
+
+@pytest.mark.parametrize("off_ms", [-400 * DAY_MS, 400 * DAY_MS])
+def test_a_daemon_with_a_wrong_clock_removes_nothing_of_others(off_ms: int) -> None:
+    notes, right, wrong = InMemoryNotes(), SetClock(NOW_MS), SetClock(NOW_MS + off_ms)
+    good, stopped = presence(notes, right, "good", [failing(right, 2)]), presence(notes, right, "stopped")
+    stopped.record(ended=True)
+    off = presence(notes, wrong, "off", [failing(wrong, 1)])
+    for _ in range(10):
+        good.record(ended=False)
+        off.record(ended=False)
+        for clock in (right, wrong):
+            clock.advance(SEEN_MS)
+        found = {one.process: len(one.items) for one in read_daemons(notes)}
+        assert found == {"good": 2, "off": 1, "stopped": 0}
+
+
+def test_one_that_falls_silent_loses_its_items() -> None:
+    notes, clock = InMemoryNotes(), SetClock(NOW_MS)
+    presence(notes, clock, "silent", [failing(clock, 1)]).record(ended=False)
+    other = presence(notes, clock, "other")
+    seen = []
+    for _ in range(SILENT_RECORDS + 2):
+        clock.advance(SEEN_MS)
+        other.record(ended=False)
+        seen.append(len(read_daemons(notes)[-1].items))
+    assert seen == [*([1] * (SILENT_RECORDS + 1)), 0]
 
 
 def test_a_failure_is_not_raised() -> None:
