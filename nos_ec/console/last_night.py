@@ -19,6 +19,7 @@ from nos_ec.console.panels import Panels, Source
 from nos_ec.console.view import View
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.placement import GroupState
+from nos_ec.core.ratios import ratio
 from nos_ec.engine.check.quarantine import Held, held
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.figures.daemons import Daemon, ParkedItem, read_daemons
@@ -71,8 +72,8 @@ class Daemons:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """By how many bytes the store has grown in the last `span_ms`, and after which time PUTs are refused if it
-    continues to grow so; None if it does not grow."""
+    """By how many bytes the blocks have grown in the last `span_ms`, headers and padding included, and after which time
+    PUTs are refused if they continue to grow so; None if they do not grow."""
 
     span_ms: int
     grown_bytes: int
@@ -81,10 +82,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """The free space until PUTs are refused, and the growth over the last day and week, as far as it is known."""
+    """The free space until PUTs are refused, the bytes of headers and padding for each byte of objects in the blocks
+    now, and the growth over the last day and week, as far as it is known."""
 
     free_bytes: int
     left_bytes: int
+    overhead: float
     growth: Sequence[Growth]
 
 
@@ -112,9 +115,12 @@ def daemons(found: Sequence[Daemon], now_ms: int) -> Daemons:
     )
 
 
-def filling(points: Sequence[UsagePoint], now: UsagePoint, free_bytes: int, reserve_bytes: int) -> Filling:
-    """Return when the store is full, given what it held lately. The growth of a span begins at the last point that is
-    as old as the span, else at the oldest one; spans with the same beginning are one."""
+def filling(
+    points: Sequence[UsagePoint], now: UsagePoint, free_bytes: int, reserve_bytes: int, overhead: float
+) -> Filling:
+    """Return when the store is full, given what it held lately, and the bytes of headers and padding that it has now
+    for each byte of objects. The growth of a span begins at the last point that is as old as the span, else at the
+    oldest one; spans with the same beginning are one."""
     left_bytes, growth = max(0, free_bytes - reserve_bytes), dict[int, Growth]()
     for span_ms in SPANS_MS.values():
         earlier = [one for one in points if one.at_ms < now.at_ms]
@@ -122,10 +128,11 @@ def filling(points: Sequence[UsagePoint], now: UsagePoint, free_bytes: int, rese
         if not earlier:
             continue
         first = before[-1] if before else earlier[0]
-        grown_bytes, known_ms = now.stored_bytes - first.stored_bytes, now.at_ms - first.at_ms
+        grown_bytes = round((now.stored_bytes - first.stored_bytes) * (1 + overhead))
+        known_ms = now.at_ms - first.at_ms
         full_in_ms = left_bytes * known_ms // grown_bytes if grown_bytes > 0 else None
         growth[known_ms] = Growth(known_ms, grown_bytes, full_in_ms)
-    return Filling(free_bytes, left_bytes, list(growth.values()))
+    return Filling(free_bytes, left_bytes, overhead, list(growth.values()))
 
 
 class Readings:
@@ -146,8 +153,10 @@ class Readings:
         """Return when the store is full."""
         system = self._system
         dated = system.operator.store_totals().read()
-        points = read_points(system.metadata, dated.at_ms)
-        return filling(points, UsagePoint.of(dated.totals, dated.at_ms), system.blocks.free_bytes(), system.put_reserve)
+        totals, points = dated.totals, read_points(system.metadata, dated.at_ms)
+        overhead = ratio(totals.overhead_bytes, totals.live_bytes + totals.dead_bytes) or 0.0
+        now, free_bytes = UsagePoint.of(totals, dated.at_ms), system.blocks.free_bytes()
+        return filling(points, now, free_bytes, system.put_reserve, overhead)
 
     def restore(self) -> Restore:
         """Return what a restore would find."""

@@ -38,16 +38,21 @@ def point(age_ms: int, stored_bytes: int) -> UsagePoint:
 
 def test_the_store_is_full_when_it_goes_on_growing() -> None:
     points = [point(8 * DAY_MS, 0), point(2 * DAY_MS, 600), point(DAY_MS // 2, 900)]
-    found = filling(points, point(0, 1000), free_bytes=5000, reserve_bytes=1000)
+    found = filling(points, point(0, 1000), free_bytes=5000, reserve_bytes=1000, overhead=0.0)
     assert found.left_bytes == 4000
     assert found.growth == [
         Growth(2 * DAY_MS, 400, 20 * DAY_MS),
         Growth(8 * DAY_MS, 1000, 32 * DAY_MS),
     ]
+    with_headers = filling(points, point(0, 1000), free_bytes=5000, reserve_bytes=1000, overhead=0.25)
+    assert with_headers.growth == [
+        Growth(2 * DAY_MS, 500, 16 * DAY_MS),
+        Growth(8 * DAY_MS, 1250, 8 * DAY_MS * 4000 // 1250),
+    ]
 
 
 def test_a_store_that_shrinks_or_is_new_does_not_fill() -> None:
-    assert filling([point(DAY_MS, 10)], point(0, 5), 100, 200).growth == [Growth(DAY_MS, -5, None)]
-    assert filling([], point(0, 5), 100, 0).growth == []
-    assert filling([point(-1, 5)], point(0, 5), 100, 0).growth == []
-    assert filling([point(DAY_MS, 1)], point(0, 5), 100, 200).growth == [Growth(DAY_MS, 4, 0)]
+    assert filling([point(DAY_MS, 10)], point(0, 5), 100, 200, 0.0).growth == [Growth(DAY_MS, -5, None)]
+    assert filling([], point(0, 5), 100, 0, 0.0).growth == []
+    assert filling([point(-1, 5)], point(0, 5), 100, 0, 0.0).growth == []
+    assert filling([point(DAY_MS, 1)], point(0, 5), 100, 200, 0.0).growth == [Growth(DAY_MS, 4, 0)]
