@@ -114,7 +114,7 @@ class Status(_Answer):
             "last": {"began_ms": 1763650000000, "ended_ms": 1763660000000, "blocks": 14, "read_bytes": 645922816,
                      "found": 1, "mended": 1, "unread": 0},
         },
-        newest_dump_ms=1763690000000,
+        newest_dump_ms=1763690000000, osds_down=[],
     )  # fmt: skip
     geometry: Geometry
     utilisation: Ratio | None
@@ -159,6 +159,10 @@ class Status(_Answer):
     newest_dump_ms: UnixMs | None = Field(
         description="When the newest dump of the metadata in the store began; null without one."
     )
+    osds_down: list[Count] | None = Field(
+        max_length=100_000,
+        description="The numbers of all OSDs of the cluster that are down; empty without Ceph, null while unknown.",
+    )
 
 
 class Backlog(_Answer):
@@ -193,8 +197,8 @@ class Events(_Answer):
 
 
 class Daemons(_Answer):
-    """The daemons that were alive in the last day. One that has not stopped (`ended_ms` is null), and was not seen for
-    three minutes, is dead or cannot reach the metadata."""
+    """The daemons that are recorded: for a day or longer also those that are not alive any more. One that has not
+    stopped (`ended_ms` is null), and was not seen for three minutes, is dead or cannot reach the metadata."""
 
     model_config = _example(
         daemons=[

@@ -29,7 +29,7 @@ from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
 from nos_ec.library.object_info import attributes_of
 from nos_ec.monitoring.monitor import Cached
-from nos_ec.monitoring.store_data import store_data
+from nos_ec.monitoring.store_data import osds_down, store_data
 from nos_ec.ports.metadata import BlockRow, Placed
 
 PAGE_MAX = 1000
@@ -57,7 +57,7 @@ class Readings:
         figures, metadata = self._figures(), self._system.metadata
         target, now_ms = self._system.settings.gc.target_space_amp, self._system.clock.now_ms()
         data = store_data(figures, target, metadata.scrub_state(), newest_dump_ms(metadata, now_ms))
-        return models.Status(geometry=figures.geometry, **data)
+        return models.Status(geometry=figures.geometry, osds_down=osds_down(self._system.groups), **data)
 
     def backlog(self) -> models.Backlog:
         """Return the objects that wait to be packed, and the consumer group's lag. Raises Transient."""

@@ -92,6 +92,14 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """How many placement groups there are in each state, by what their pool holds, and the OSDs that are down."""
+
+    states: Mapping[str, Mapping[GroupState, int]]
+    osds_down: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Restore:
     """What a restore of the store would find. Times are None where there was none."""
 
@@ -170,9 +178,10 @@ class Readings:
             now_ms,
         )
 
-    def groups(self) -> Mapping[str, Mapping[GroupState, int]]:
-        """Return the states of the placement groups; empty without Ceph."""
-        return self._system.groups.states()
+    def groups(self) -> Groups:
+        """Return the states of the placement groups, and the OSDs that are down; both empty without Ceph."""
+        groups = self._system.groups
+        return Groups(groups.states(), groups.osds_down())
 
     def letters(self) -> Sequence[DeadLetter]:
         """Return the newest dead letters, the newest first."""

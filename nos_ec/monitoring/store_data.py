@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from nos_ec.core.errors import NosError
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ratios import ratio, rounded
 from nos_ec.engine.figures.header_survey import HeadersFound
@@ -13,6 +14,15 @@ from nos_ec.engine.figures.log_figures import LogFigures
 from nos_ec.engine.figures.usage import Usage
 from nos_ec.monitoring.sources import StoreFigures
 from nos_ec.ports.metadata import ScrubPass, ScrubState, Totals
+from nos_ec.ports.placement_groups import PlacementGroups
+
+
+def osds_down(groups: PlacementGroups) -> list[int] | None:
+    """Return the numbers of the OSDs that are down; None while they are unknown."""
+    try:
+        return list(groups.osds_down())
+    except NosError:  # only this figure is missing
+        return None
 
 
 def store_data(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from nos_ec.core.ids import BlockId
 from nos_ec.core.placement import GroupState
@@ -34,3 +34,7 @@ class NoGroups:
     def states(self) -> Mapping[str, Mapping[GroupState, int]]:
         """Return an empty mapping."""
         return {}
+
+    def osds_down(self) -> Sequence[int]:
+        """Return nothing."""
+        return ()

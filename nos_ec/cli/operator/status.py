@@ -14,7 +14,7 @@ from nos_ec.core.ratios import ratio
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.figures.store_totals import DatedTotals
 from nos_ec.engine.texts import size_text
-from nos_ec.monitoring.store_data import store_data
+from nos_ec.monitoring.store_data import osds_down, store_data
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 
@@ -46,7 +46,8 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
 
     stored_raw_bytes and landing_raw_bytes are what the shards and the landing store report; a Ceph pool reports only
     the sum over all stores in it. blocks_short is the number of blocks that lack a shard, and blocks_short_by_shards
-    counts them by the number of missing shards; both are null on Ceph, which repairs them itself.
+    counts them by the number of missing shards; both are null on Ceph, which repairs them itself. osds_down has the
+    numbers of the OSDs of the cluster that are down: none without Ceph, null while they are unknown.
     """
     now_ms, metadata = system.clock.now_ms(), system.metadata
     dated = DatedTotals(metadata.totals(), now_ms) if exact else system.operator.store_totals().read()
@@ -57,6 +58,7 @@ def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:
         "stored_raw_bytes": system.blocks.raw_bytes(),
         "blocks_short": None if short is None else sum(short.values()),
         "blocks_short_by_shards": None if short is None else [{"shards": n, "blocks": short[n]} for n in sorted(short)],
+        "osds_down": osds_down(system.groups),
         "landing_raw_bytes": system.landing.raw_bytes(),
         "landed_objects": totals.landed_objects,
         "landed_bytes": totals.landed_bytes,
@@ -184,6 +186,7 @@ def _print(data: dict[str, Any], whose: str, age_ms: int) -> None:
         "of these in the trash": f"{count_text(data['trash_objects'], 'object')}, {size_text(data['trash_bytes'])}",
         "block store": f"{size_text(data['stored_raw_bytes'])} on disk{whose}",
         "blocks short of a shard": _short_text(data["blocks_short_by_shards"]),
+        **({"OSDs down": ", ".join(map(str, data["osds_down"]))} if data["osds_down"] else {}),
         "scrub": _scrub_text(data["scrub"], sum(one["count"] for one in data["blocks"])),
         "dump of the metadata": "none in the store" if dump_ms is None else time_text(dump_ms),
         "landing store": f"{size_text(data['landing_raw_bytes'])} on disk{whose}",

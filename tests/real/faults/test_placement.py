@@ -140,6 +140,7 @@ def test_a_dead_osd_shows_in_the_states_of_the_groups(ceph: CephCluster) -> None
         with ceph.osds_killed([3]):
             until(lambda: all(counted(GroupState.UNDERSIZED)))
             assert not any(counted(GroupState.INACTIVE))
+            until(lambda: all(view.osds_down() == [3] for view in views))
         until(lambda: counted(GroupState.COMPLETE) == [*totals.values()] * len(views))
 
 

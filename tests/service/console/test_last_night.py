@@ -32,6 +32,9 @@ class Groups:
     def states(self) -> Mapping[str, Mapping[GroupState, int]]:
         return {"blocks": {state: 7 if state is GroupState.UNDERSIZED else 0 for state in GroupState}}
 
+    def osds_down(self) -> list[int]:
+        return [3, 12]
+
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_happened_is_shown_as_text(
@@ -58,6 +61,7 @@ def test_what_happened_is_shown_as_text(
         assert "Daemons of different versions are alive: 0.0.9, " in text
         assert "There is no dump in the store." in text
         assert "Nothing is in quarantine." in text
+        assert "2 OSDs are down: 3, 12." in text
         assert visit.page.locator("td.failed", has_text="7").count() == 1
         assert visit.severe_findings() == []
 

@@ -49,6 +49,7 @@ class Monitors:
 
     def __init__(self) -> None:
         self.groups = {"5.0": "active+clean", "5.1f": "active+undersized+degraded", "6.0": "active+clean", "55.0": ""}
+        self.osds = {3: 1, 7: 0, 12: 1, 4: 0}
         self.failure: Exception | None = None
         self.asked = 0
         self.go_on = threading.Event()
@@ -57,7 +58,9 @@ class Monitors:
     def pool_id(self, name: str) -> int:
         return {"ec": 5, "replicated": 6}[name]
 
-    def command(self, prefix: str, dumpcontents: list[str]) -> Any:
+    def command(self, prefix: str, dumpcontents: list[str] | None = None) -> Any:
+        if prefix == "osd dump":
+            return {"osds": [{"osd": number, "up": up} for number, up in self.osds.items()]}
         assert (prefix, dumpcontents) == ("pg dump", ["pgs_brief"])
         self.asked += 1
         assert self.go_on.wait(WAIT_S_MAX)
@@ -93,6 +96,14 @@ def test_each_state_of_each_pool_is_counted(monitors: Monitors, states: GroupSta
     assert len(samples) == 8
     assert samples["blocks", "undersized"] == samples["landing", "complete"] == 1
     assert samples["landing", "inactive"] == 0
+
+
+def test_osds_that_are_down_are_told_by_number(monitors: Monitors, states: GroupStates) -> None:
+    assert states.osds_down() == [4, 7]
+    monitors.osds = {3: 1}
+    assert states.osds_down() == []
+    monitors.osds = {3: "x"} | {"?": 0}  # type: ignore[dict-item]
+    assert states.osds_down() == [], "the last answer"
 
 
 def test_a_group_that_peers_for_a_moment_counts_as_before(monitors: Monitors, states: GroupStates) -> None:

@@ -59,6 +59,14 @@ def with_groups(earlier: ClusterMap, brief: Any, pool_id: int) -> ClusterMap:
     return replace(earlier, groups=groups)
 
 
+def osds_down(dump: Any) -> list[int]:
+    """Return the numbers of the OSDs that are down according to `osd dump`, in order. Raises Transient."""
+    try:
+        return sorted(int(entry["osd"]) for entry in dump["osds"] if not entry["up"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unexpected("osd dump", error) from error
+
+
 def pool_id(dump: Any, pool_name: str) -> int:
     """Return the pool's number. Raises ConfigError, Transient."""
     try:

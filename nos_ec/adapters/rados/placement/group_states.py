@@ -1,7 +1,8 @@
-"""The number of placement groups of the store's pools that lack an OSD, by the monitors' `pg dump pgs_brief`.
+"""The number of placement groups of the store's pools that lack an OSD, by the monitors' `pg dump pgs_brief`, and the
+OSDs that are down, by their `osd dump`.
 
 The OSDs decode and recover without telling their clients, so this is how a lost OSD shows. A separate thread sends the
-command, at most once per STALE_AFTER_S and only when `states` is called: a process whose metrics are not scraped sends
+commands, at most once per STALE_AFTER_S and only when somebody asks: a process whose metrics are not scraped sends
 nothing. No caller waits for a monitor that hangs.
 
 While Ceph moves groups between OSDs, each is inactive for a moment, when it peers. Operations hardly notice, but in a
@@ -14,12 +15,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from nos_ec.adapters.rados.client.cluster import RadosCluster
-from nos_ec.adapters.rados.placement.cluster_map import with_groups
+from nos_ec.adapters.rados.placement.cluster_map import osds_down, with_groups
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.placement import ClusterMap, GroupState, group_state
 
@@ -46,7 +47,8 @@ class GroupStates:
         self._cluster = cluster
         self._pools = pools
         self._changed = threading.Condition()
-        self._states: States | None = None
+        self._last: tuple[States, Sequence[int]] | None = None
+        """The states and the OSDs that are down, of the last answer."""
         self._of_groups: dict[str, dict[int, GroupState]] = {}
         """The state of each group in the last answer, by what its pool holds. Used only by the requesting thread."""
         self._answered_s = self._ask_from_s = 0.0
@@ -56,12 +58,19 @@ class GroupStates:
 
     def states(self) -> States:
         """See the port."""
+        return self._answer()[0]
+
+    def osds_down(self) -> Sequence[int]:
+        """See the port."""
+        return self._answer()[1]
+
+    def _answer(self) -> tuple[States, Sequence[int]]:
         with self._changed:
             self._ask_if_stale()
             self._changed.wait_for(lambda: self._asking is None, FRESH_WAIT_S)
-            if self._states is None or time.monotonic() > self._answered_s + KNOWN_FOR_S:
+            if self._last is None or time.monotonic() > self._answered_s + KNOWN_FOR_S:
                 raise self._failure or Transient("the Ceph monitors do not report their placement groups: try again")
-            return self._states
+            return self._last
 
     def close(self) -> None:
         """Stop asking. Idempotent. Waits for a request in flight, at most its own time limit."""
@@ -79,10 +88,11 @@ class GroupStates:
             self._asking.start()
 
     def _ask(self) -> None:
-        states, failure = None, None
+        found, failure = None, None
         try:
+            down = osds_down(self._cluster.command("osd dump"))
             brief = self._cluster.command("pg dump", dumpcontents=["pgs_brief"])
-            states = {what: self._count(brief, what) for what in self._pools}
+            found = {what: self._count(brief, what) for what in self._pools}, down
         except NosError as error:
             failure = error
         except Exception as error:
@@ -92,8 +102,8 @@ class GroupStates:
         now_s = time.monotonic()
         with self._changed:
             self._failure = failure
-            if states is not None:
-                self._states, self._answered_s = states, now_s
+            if found is not None:
+                self._last, self._answered_s = found, now_s
             self._ask_from_s = now_s + STALE_AFTER_S
             self._asking = None
             self._changed.notify_all()
