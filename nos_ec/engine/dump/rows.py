@@ -6,7 +6,7 @@ A page names all its columns. For a column that older dumps lack, `tuples` gets 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeVar
@@ -15,7 +15,7 @@ from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey, SegmentId
 from nos_ec.core.states import BlockKind, BlockState, ObjectEvent, ObjectState, SegmentState, advance_object
-from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
+from nos_ec.ports.metadata import BlockRow, ObjectColumns, ObjectRow, QueueEntry, Rebuilt, Segment, SegmentRow
 
 OBJECTS = "objects"
 BLOCKS = "blocks"
@@ -83,34 +83,22 @@ def blocks_of(page: DumpPage) -> Iterator[BlockRow]:
         yield BlockRow(BlockId(block_id), word(BlockKind, kind), word(BlockState, state), *rest)
 
 
-def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
-    """Return a page of objects. The row of a large object has block, offset, length and CRC32C of its segments."""
-    objects = [one.row for one in rows]
+def columns_page(objects: ObjectColumns) -> DumpPage:
+    """Return a page of objects that are not large."""
     return DumpPage(
         OBJECTS,
-        {
-            "object_id": [row.object_id for row in objects],
-            "bucket": [row.key.bucket for row in objects],
-            "name": [row.key.name for row in objects],
-            "version": [row.version for row in objects],
-            "size": [row.size for row in objects],
-            "crc32c": [row.crc32c for row in objects],
-            "md5": [row.md5 for row in objects],
-            "state": [row.state.value for row in objects],
-            "landing_id": [row.landing_id for row in objects],
-            "block_id": [None if row.extent is None else row.extent.block_id for row in objects],
-            "block_offset": [None if row.extent is None else row.extent.offset for row in objects],
-            "created_ms": [row.created_ms for row in objects],
-            "attributes": [row.attributes or None for row in objects],
-            "trash_until_ms": [row.trash_until_ms for row in objects],
-            "trashed_ms": [row.trashed_ms for row in objects],
-            "is_noncurrent": [int(row.is_noncurrent) for row in objects],
-            "parts": [
-                [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None
-                for one in rows
-            ],
-        },
+        {field.name: getattr(objects, field.name) for field in fields(objects)}
+        | {"is_noncurrent": list(map(int, objects.is_noncurrent)), "parts": [None] * len(objects.object_id)},
     )
+
+
+def objects_page(rows: Sequence[Rebuilt]) -> DumpPage:
+    """Return a page of objects. The row of a large object has block, offset, length and CRC32C of its segments."""
+    page = columns_page(ObjectColumns.of([one.row for one in rows]))
+    page.columns["parts"] = [
+        [(p.extent.block_id, p.extent.offset, p.extent.length, p.crc32c) for p in one.parts] or None for one in rows
+    ]
+    return page
 
 
 def objects_of(page: DumpPage) -> Iterator[Rebuilt]:

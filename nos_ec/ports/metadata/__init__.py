@@ -46,7 +46,7 @@ from nos_ec.ports.metadata.buckets import (
     Rights,
 )
 from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts
-from nos_ec.ports.metadata.inspection import Inspection, QueueEntry, WaitingRow
+from nos_ec.ports.metadata.inspection import Inspection, ObjectColumns, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
@@ -121,6 +121,7 @@ __all__ = [
     "Move",
     "NewLargeObject",
     "NewObject",
+    "ObjectColumns",
     "ObjectFacts",
     "ObjectRow",
     "ObjectSummary",

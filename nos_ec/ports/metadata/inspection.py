@@ -6,8 +6,9 @@ match must read those rows again before it reports them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from itertools import compress
 from typing import Protocol
 
 from nos_ec.core.ids import BlockId, LandingId
@@ -41,12 +42,70 @@ class QueueEntry:
     doomed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectColumns:
+    """Rows of objects as columns: each is a list with a value for each row. They mean the same as in `ObjectRow`, but
+    `attributes` is None instead of empty, and an extent is `block_id` and `block_offset`, both of them None or
+    neither."""
+
+    object_id: Sequence[int]
+    bucket: Sequence[str]
+    name: Sequence[str]
+    version: Sequence[int]
+    size: Sequence[int]
+    crc32c: Sequence[int]
+    md5: Sequence[bytes]
+    state: Sequence[ObjectState]
+    landing_id: Sequence[LandingId | None]
+    block_id: Sequence[BlockId | None]
+    block_offset: Sequence[int | None]
+    created_ms: Sequence[int]
+    attributes: Sequence[bytes | None]
+    trash_until_ms: Sequence[int | None]
+    trashed_ms: Sequence[int | None]
+    is_noncurrent: Sequence[bool]
+
+    @classmethod
+    def of(cls, rows: Sequence[ObjectRow]) -> ObjectColumns:
+        """Return these rows as columns."""
+        extents = [row.extent for row in rows]
+        return cls(
+            object_id=[row.object_id for row in rows],
+            bucket=[row.key.bucket for row in rows],
+            name=[row.key.name for row in rows],
+            version=[row.version for row in rows],
+            size=[row.size for row in rows],
+            crc32c=[row.crc32c for row in rows],
+            md5=[row.md5 for row in rows],
+            state=[row.state for row in rows],
+            landing_id=[row.landing_id for row in rows],
+            block_id=[None if extent is None else extent.block_id for extent in extents],
+            block_offset=[None if extent is None else extent.offset for extent in extents],
+            created_ms=[row.created_ms for row in rows],
+            attributes=[row.attributes or None for row in rows],
+            trash_until_ms=[row.trash_until_ms for row in rows],
+            trashed_ms=[row.trashed_ms for row in rows],
+            is_noncurrent=[row.is_noncurrent for row in rows],
+        )
+
+    def without(self, state: ObjectState) -> ObjectColumns:
+        """Return the rows that are not in this state."""
+        if state not in self.state:
+            return self
+        kept = [other is not state for other in self.state]
+        return ObjectColumns(*(list(compress(getattr(self, field.name), kept)) for field in fields(self)))
+
+
 class Inspection(Protocol):
     """Reads pages of tables. See the module docstring. A page costs the same wherever in the table it is."""
 
     def objects_after(self, object_id: int, limit: int) -> list[ObjectRow]:
         """Return rows of objects with a greater `object_id`, in that order. `extent` is None if the row lacks any part
         of it, whatever its state."""
+
+    def columns_after(self, object_id: int, limit: int) -> ObjectColumns:
+        """Return what `objects_after` returns, as columns, which takes a fraction of the time. Raises Corrupt for a
+        damaged row."""
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         """Return the rows of these objects that exist, by `object_id`."""

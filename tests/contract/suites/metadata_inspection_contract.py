@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.ids import BlockId
-from nos_ec.core.publishing.slots import bucket_slot
+from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import ObjectState
-from nos_ec.ports.metadata import QueueEntry, WaitingRow
-from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
+from nos_ec.core.versions import Versioning, as_version
+from nos_ec.ports.metadata import ObjectColumns, QueueEntry, WaitingRow
+from tests.rig.fakes.metadata_bench import MetadataBench, asking, new_landing_id
 
 
 def paged(page: Callable[[Any, int], Sequence[Any]], after: Any, key: Callable[[Any], Any]) -> Iterator[Any]:
@@ -26,6 +28,7 @@ class InspectionContract:
     def test_nothing(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         assert metadata.objects_after(0, 5) == []
+        assert metadata.columns_after(0, 5) == ObjectColumns.of([])
         assert metadata.objects_with([]) == metadata.objects_with([7]) == {}
         assert metadata.segments_of([]) == metadata.segments_of([7]) == {}
         assert metadata.owners_after(0, 5) == []
@@ -49,6 +52,29 @@ class InspectionContract:
             ids[0]: expected[0],
             ids[4]: expected[4],
         }
+
+    def test_objects_as_columns(self, bench: MetadataBench) -> None:
+        bench.put("empty", 0)
+        bench.pack([bench.put("packed")])
+        bench.pack([bench.put("with words / and \N{SNOWMAN}\n", bucket="a b c")])
+        bench.put_all(["queued", "noncurrent", "landed"])
+        (queued,) = bench.metadata.due_objects(bench.now_ms, 1, ALL_SLOTS)
+        bench.metadata.mark_published([queued], bench.now_ms)
+        for _ in range(2):
+            attributes = as_version(encode_attributes({"user": "with words / and a NUL\0"}))
+            bench.record([asking(bench.new("noncurrent"), versioning=Versioning.ENABLED, attributes=attributes)])
+        bench.metadata.delete(bench.put("trashed").key, bench.now_ms, bench.now_ms + 999)
+        lease = bench.lease()
+        bench.metadata.record_large(bench.large("large", lease), lease, bench.now_ms)
+        rows = bench.metadata.objects_after(0, 99)
+        assert {row.state for row in rows} == set(ObjectState)
+        assert {row.is_noncurrent for row in rows} == {False, True}
+        assert any(row.trashed_ms for row in rows)
+        expected = ObjectColumns.of(rows)
+        assert bench.metadata.columns_after(0, 99) == expected
+        assert bench.metadata.columns_after(rows[2].object_id, 3) == ObjectColumns.of(rows[3:6])
+        small = ObjectColumns.of([row for row in rows if row.state is not ObjectState.LARGE])
+        assert expected.without(ObjectState.LARGE) == small
 
     def test_segments_of_several_objects(self, bench: MetadataBench) -> None:
         lease = bench.lease()

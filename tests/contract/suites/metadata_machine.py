@@ -18,7 +18,7 @@ from nos_ec.core.errors import LeaseLost, NotFound, PreconditionFailed, Transien
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
-from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectRow
+from nos_ec.ports.metadata import Lease, Metadata, NewLargeObject, ObjectColumns, ObjectRow
 from tests.rig.fakes.audit import counted_totals
 from tests.rig.fakes.metadata_bench import GEOMETRY, MetadataBench, asking
 
@@ -264,7 +264,9 @@ class MetadataMachine(RuleBasedStateMachine):
         return self.metadata.list_objects("bucket", "", "", 999)
 
     def _all_rows(self) -> list[ObjectRow]:
-        return self.metadata.objects_after(0, 9999)
+        rows = self.metadata.objects_after(0, 9999)
+        assert self.metadata.columns_after(0, 9999) == ObjectColumns.of(rows)
+        return rows
 
     def _reconcile(self) -> None:
         for block in self.metadata.fenced_blocks(999):

@@ -60,6 +60,7 @@ class SqlDamage:
         listings: list[Callable[[], object]] = [
             lambda: metadata.list_objects("bucket", "", "", 9),
             lambda: metadata.list_entries("bucket", "", "/", "", 9, 10**9),
+            lambda: metadata.columns_after(0, 9),
         ]
         if "name" in damage:  # a summary does not tell the state
             listings.append(lambda: metadata.list_summaries("bucket", "", "/", "", 9, 10**9))

@@ -9,12 +9,14 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, bindparam, select
 
 from nos_ec.adapters.sql.objects import landing
+from nos_ec.adapters.sql.operator.object_columns import OBJECTS_AFTER, read_columns
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, TRASH_COLUMNS, by_index, id_rows, marked_row
 from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
+from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import BlockId, Extent, LandingId
-from nos_ec.ports.metadata import ObjectRow, QueueEntry, Segment, WaitingRow
+from nos_ec.ports.metadata import ObjectColumns, ObjectRow, QueueEntry, Segment, WaitingRow
 
 _O, _W, _D, _S, _B = OBJECTS.c, WAITING.c, LANDING_DELETIONS.c, SEGMENTS.c, BLOCKS.c
 _LEAST = LandingId(bytes(16))
@@ -22,12 +24,6 @@ _LEAST = LandingId(bytes(16))
 _IDS = JsonRows("inspected", object_id=0)
 _BLOCK_ID, _BLOCK_OFFSET = (TRASH_COLUMNS.index(one) for one in (_O.block_id, _O.block_offset))
 
-OBJECTS_AFTER = (
-    by_index(select(*TRASH_COLUMNS), OBJECTS, "PRIMARY")
-    .where(_O.object_id > bindparam("after", type_=BigInteger))
-    .order_by(_O.object_id)
-    .limit(bindparam("rows_max"))
-)
 OBJECTS_WITH = looked_up(
     select(*TRASH_COLUMNS).join_from(_IDS.table, OBJECTS, _O.object_id == _IDS["object_id"]), OBJECTS
 )
@@ -66,6 +62,14 @@ class SqlInspection(SqlPart):
     @reads
     def objects_after(self, connection: Connection, object_id: int, limit: int) -> list[ObjectRow]:
         return [_as_found(row) for row in connection.execute(OBJECTS_AFTER, {"after": object_id, "rows_max": limit})]
+
+    @reads
+    def columns_after(self, connection: Connection, object_id: int, limit: int) -> ObjectColumns:
+        try:
+            return read_columns(connection, object_id, limit)
+        except (ValueError, KeyError, InvalidInput):  # a row is damaged: read it in the ordinary way, which names it
+            after = {"after": object_id, "rows_max": limit}
+            return ObjectColumns.of(list(map(_as_found, connection.execute(OBJECTS_AFTER, after))))
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         return self._read(_objects_with, object_ids) if object_ids else {}

@@ -146,8 +146,16 @@ def marked_row(row: Sequence[Any]) -> ObjectRow:
         return found
     if mark < FIRST_MARK:
         return replace(found, is_noncurrent=True)
-    until_ms, trashed_ms = int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[-_MS_BYTES:])
+    until_ms, trashed_ms = mark_times(mark)
     return replace(found, trash_until_ms=until_ms, trashed_ms=trashed_ms)
+
+
+def mark_times(mark: bytes) -> tuple[int | None, int | None]:
+    """Return the times of a mark of the trash: until when the trash keeps the row, and when it was deleted. They are
+    None for the marks of current and noncurrent versions."""
+    if mark < FIRST_MARK:
+        return None, None
+    return int.from_bytes(mark[:UNTIL_BYTES]), int.from_bytes(mark[-_MS_BYTES:])
 
 
 def trash_mark(until_ms: int, object_id: int, trashed_ms: int) -> bytes:
