@@ -1,7 +1,7 @@
-"""Bucket policies without conditions: parsing and evaluation.
+"""Bucket policies: parsing and evaluation.
 
-A policy that is not fully supported is refused, because ignoring a part of it may allow too much. Conditions,
-NotPrincipal, variables and principals that are not accounts are answered with 501, every other error with 400.
+A policy that is not fully supported is refused, because ignoring a part of it may allow too much. NotPrincipal and
+principals that are not accounts are answered with 501, every other error with 400.
 
 Sources: "Policies and permissions in Amazon S3" and "Bucket policies" of the S3 user guide; "IAM JSON policy reference"
 (grammar; evaluation logic: an explicit Deny beats every Allow).
@@ -11,59 +11,89 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS, KNOWN_ACTIONS
+from nos_ec.s3.conditions.keys import Facts, NoFacts
+from nos_ec.s3.conditions.operators import AnyCondition, BadCondition, conditions_of
+from nos_ec.s3.conditions.patterns import BadVariable, Patterns, Pieces, Request, Settled, pieces_of, wildcards
 from nos_ec.s3.errors import S3Error
 
 POLICY_BYTES_MAX = 20 << 10
 """The limit of S3."""
 STATEMENTS_MAX = 1000
+VARIABLES_MAX = 100
+"""Maximum number of variables in a policy. Matching one takes longer than matching other text."""
 VERSIONS = ("2012-10-17", "2008-10-17")
 _RESOURCE = "arn:aws:s3:::"
 _ACCOUNT = r"[A-Za-z0-9._@+-]{1,64}"
 _PRINCIPAL = re.compile(rf"arn:aws:iam::(?:(?P<root>{_ACCOUNT}):root|(?P<of>{_ACCOUNT})?:user/(?P<user>{_ACCOUNT}))")
 _BARE = re.compile(_ACCOUNT)
-_OF_STATEMENT = frozenset(["Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "NotResource"])
+_NOTHING_KNOWN = NoFacts()
+_OF_STATEMENT = frozenset(["Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "NotResource", "Condition"])
 
 
 class Verdict(Enum):
-    """The result of evaluating a policy for a request."""
+    """The result of evaluating a policy for a request. UNDECIDED: it depends on tags that are not known yet."""
 
     ALLOW = "allow"
     DENY = "deny"
     NOTHING = "nothing"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True)
-class Patterns:
+class Selection:
     """The actions or resources of a statement: all that match a pattern, or, if `negated`, all that match none."""
 
-    patterns: re.Pattern[str]
+    patterns: Patterns
     negated: bool
 
-    def fit(self, text: str) -> bool:
-        """Return whether the statement covers this action or resource."""
-        return (self.patterns.fullmatch(text) is not None) is not self.negated
+    def covers(self, text: str, request: Request) -> bool:
+        """Return whether the statement covers this action or resource. Raises Settled."""
+        return self.patterns.match(text, request) is not self.negated
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """A statement of a policy. `accounts` None means everybody, with and without an access key. `actions` are in lower
-    case. `resources` match BUCKET or BUCKET/KEY."""
+    case. `resources` match BUCKET or BUCKET/KEY. All `conditions` must hold."""
 
     allows: bool
     accounts: frozenset[str] | None
-    actions: Patterns
-    resources: Patterns
+    actions: Selection
+    resources: Selection
+    conditions: tuple[AnyCondition, ...] = ()
 
-    def is_about(self, account: str | None, action: str, resource: str) -> bool:
-        """Return whether the statement covers a request of this account (None: an anonymous request)."""
-        is_theirs = self.accounts is None or account in self.accounts
-        return is_theirs and self.actions.fit(action.lower()) and self.resources.fit(resource)
+    @property
+    def is_public(self) -> bool:
+        """Whether the statement allows anything to everybody, wherever they are."""
+        return self.allows and self.accounts is None and not any(one.is_fixed for one in self.conditions)
+
+    def matches(self, account: str | None, action: str, resource: str, facts: Facts) -> bool | None:
+        """Return whether the statement matches a request of this account (None: an anonymous request). None if that
+        depends on tags that are not known yet."""
+        request = Request(action.lower(), facts, self.allows)
+        if self.accounts is not None and account not in self.accounts:
+            return False
+        if not self.actions.covers(request.action, request):  # actions have no variables
+            return False
+        tests: list[Callable[[Request], bool]] = [partial(self.resources.covers, resource)]
+        tests += [one.holds for one in self.conditions]
+        found: bool | None = True
+        for test in tests:
+            try:
+                holds: bool | None = test(request)
+            except Settled as settled:
+                holds = settled.matches
+            if holds is False:
+                return False
+            found = found and holds
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +105,22 @@ class Policy:
     @property
     def is_public(self) -> bool:
         """Whether the policy allows anything to everybody."""
-        return any(one.allows and one.accounts is None for one in self.statements)
+        return any(one.is_public for one in self.statements)
 
-    def verdict(self, account: str | None, action: str, resource: str) -> Verdict:
-        """Evaluate a request. action: such as s3:GetObject. resource: BUCKET or BUCKET/KEY."""
-        found = Verdict.NOTHING
+    def verdict(self, account: str | None, action: str, resource: str, facts: Facts = _NOTHING_KNOWN) -> Verdict:
+        """Evaluate a request. action: such as s3:GetObject. resource: BUCKET or BUCKET/KEY. facts: what conditions and
+        variables compare."""
+        found: set[tuple[bool, bool | None]] = set()
         for statement in self.statements:
-            if statement.is_about(account, action, resource):
-                if not statement.allows:
-                    return Verdict.DENY
-                found = Verdict.ALLOW
-        return found
+            matches = statement.matches(account, action, resource, facts)
+            if matches and not statement.allows:
+                return Verdict.DENY
+            found.add((statement.allows, matches))
+        if (False, None) in found:
+            return Verdict.UNDECIDED
+        if (True, True) in found:
+            return Verdict.ALLOW
+        return Verdict.UNDECIDED if (True, None) in found else Verdict.NOTHING
 
 
 def policy_of(body: bytes, bucket: str, *, is_new: bool = False) -> Policy:
@@ -125,12 +160,16 @@ def _policy(body: bytes, bucket: str | None, *, is_new: bool) -> Policy:
     sids = [one["Sid"] for one in listed if "Sid" in one]
     if not all(isinstance(sid, str) for sid in sids) or len(set(sids)) < len(sids):
         raise malformed_policy("The Sid of a statement is text, and unique.")
-    return Policy(tuple(_statement(one, bucket, is_new=is_new) for one in listed))
+    if body.count(b"${") > VARIABLES_MAX:
+        raise malformed_policy(f"The policy has more than {VARIABLES_MAX} variables.")
+    has_variables = data.get("Version") == VERSIONS[0]
+    return Policy(tuple(_statement(one, bucket, is_new=is_new, has_variables=has_variables) for one in listed))
 
 
 def deny_everything() -> Policy:
     """Return the policy that replaces a stored policy which cannot be read."""
-    return Policy((Statement(False, None, _patterns(["*"]), _patterns(["*"])),))
+    everything = Selection(Patterns([["*"]]), False)
+    return Policy((Statement(False, None, everything, everything),))
 
 
 def malformed_policy(reason: str) -> S3Error:
@@ -152,13 +191,13 @@ def _no_constant(_: str) -> None:
 
 def _only(data: dict[str, Any], names: frozenset[str], where: str) -> None:
     for name in data:
-        if name in ("Condition", "NotPrincipal"):
+        if name == "NotPrincipal":
             raise S3Error("NotImplemented", f"{name} is not supported in a policy.")
         if name not in names:
             raise malformed_policy(f"Unknown field {name} in {where}.")
 
 
-def _statement(data: dict[str, Any], bucket: str | None, *, is_new: bool) -> Statement:
+def _statement(data: dict[str, Any], bucket: str | None, *, is_new: bool, has_variables: bool) -> Statement:
     if data.get("Effect") == "Allow" and "NotPrincipal" in data:
         raise malformed_policy("Allow with NotPrincipal is not supported.")
     _only(data, _OF_STATEMENT if bucket is not None else _OF_STATEMENT - {"Principal"}, "a statement")
@@ -169,16 +208,22 @@ def _statement(data: dict[str, Any], bucket: str | None, *, is_new: bool) -> Sta
     accounts = None if bucket is None else _accounts(data["Principal"])
     actions, no_action = _either(data, "Action")
     resources, no_resource = _either(data, "Resource")
-    for action in actions:
+    for action in dict.fromkeys(actions):
         _check_action(action)
-    inside = [_resource(resource, bucket, negated=no_resource) for resource in resources]
-    if is_new and bucket is not None and not (no_action or no_resource):
-        _check_that_actions_apply(actions, inside, bucket)
+    inside = [_resource(resource, bucket, negated=no_resource, has_variables=has_variables) for resource in resources]
+    try:
+        conditions = conditions_of(data.get("Condition", {}), has_variables=has_variables)
+    except BadCondition as error:
+        raise malformed_policy(f"Invalid condition in policy: {error}.") from None
+    if is_new and not no_action:
+        positive = None if no_resource or bucket is None else resources
+        _check_that_actions_apply(dict.fromkeys(actions), positive, conditions, bucket or "")
     return Statement(
         data["Effect"] == "Allow",
         accounts,
-        _patterns([action.lower() for action in actions], negated=no_action),
-        _patterns(inside, negated=no_resource),
+        Selection(Patterns([action.lower()] for action in actions), no_action),
+        Selection(Patterns(inside), no_resource),
+        tuple(conditions),
     )
 
 
@@ -224,66 +269,63 @@ def _texts(given: Any, what: str) -> list[str]:
     listed = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(one, str) and one for one in listed):
         raise _invalid(what, given)
-    if any("${" in one for one in listed):
-        raise S3Error("NotImplemented", "Variables are not supported in a policy.")
     return listed
 
 
 def _check_action(action: str) -> None:
     if action == "*":
         return
-    if not action.lower().startswith("s3:") or not _is_one_of(action, KNOWN_ACTIONS):
+    if not action.lower().startswith("s3:") or not _matching(action, KNOWN_ACTIONS):
         raise _invalid("action", action)
 
 
-def _is_one_of(action: str, actions: frozenset[str]) -> bool:
-    pattern = _regex(action.lower())
-    return any(re.fullmatch(pattern, one) for one in actions)
+def _matching(pattern: str, actions: Iterable[str]) -> list[str]:
+    """Return the actions, in lower case, that a pattern matches."""
+    compiled = wildcards(pattern.lower())
+    return [one for one in actions if compiled.fullmatch(one)]
 
 
-def _check_that_actions_apply(actions: Iterable[str], resources: Sequence[str], bucket: str) -> None:
-    """Raise MalformedPolicy unless each action applies to a resource. `photos` is the bucket, `photos/*` are its
-    objects, `photos*` is both."""
-    is_bucket = any(re.fullmatch(_regex(resource), bucket) for resource in resources)
-    is_object = any("/" in resource or "*" in resource for resource in resources)
+def _check_that_actions_apply(
+    actions: Iterable[str], resources: Sequence[str] | None, conditions: Iterable[AnyCondition], bucket: str
+) -> None:
+    """Raise MalformedPolicy unless each action applies to a resource (None: there are no positive ones) and can have
+    each key of the conditions. `photos` is the bucket, `photos/*` are its objects, `photos*` is both."""
+    inside = [] if resources is None else [one.removeprefix(_RESOURCE) for one in resources]
+    is_bucket = resources is None or any(wildcards(one).fullmatch(bucket) for one in inside)
+    is_object = resources is None or any("/" in one or "*" in one for one in inside)
+    possible = (ACTIONS_ON_BUCKETS if is_bucket else frozenset()) | (ACTIONS_ON_OBJECTS if is_object else frozenset())
     for action in actions:
-        if not (
-            (is_bucket and _is_one_of(action, ACTIONS_ON_BUCKETS))
-            or (is_object and _is_one_of(action, ACTIONS_ON_OBJECTS))
-        ):
+        found = _matching(action, possible)
+        if not found:
             raise S3Error(
                 "MalformedPolicy", "Action does not apply to any resource(s) in statement", Detail=action[:200]
             )
+        for condition in conditions:
+            if not any(condition.named.key.fits(one) for one in found):
+                raise S3Error(
+                    "MalformedPolicy",
+                    "Conditions do not apply to combination of actions and resources in statement:"
+                    f" {action[:100]} has no {condition.named.key.name}",
+                    Detail=condition.named.key.name,
+                )
 
 
-def _resource(resource: str, bucket: str | None, *, negated: bool) -> str:
+def _resource(resource: str, bucket: str | None, *, negated: bool, has_variables: bool) -> Pieces:
     """Return the pattern BUCKET or BUCKET/KEY of a resource. Another bucket is refused, except in NotResource. The
     policy of a session (`bucket` is None) may name any bucket, or `*` for everything."""
     if bucket is None and resource == "*":
-        return resource
+        return [resource]
     if not resource.startswith(_RESOURCE):
         raise _invalid("resource", resource)
     inside = resource.removeprefix(_RESOURCE)
-    if bucket is not None and not negated and not re.fullmatch(_regex(inside.partition("/")[0]), bucket):
+    if bucket is not None and not negated and not wildcards(inside.partition("/")[0]).fullmatch(bucket):
         raise _invalid("resource", resource)
-    return inside
+    try:
+        return pieces_of(inside, has_variables=has_variables)
+    except BadVariable as error:
+        raise malformed_policy(f"Invalid resource in policy: {error}.") from None
 
 
 def _invalid(what: str, given: Any) -> S3Error:
     given = str(given)[:200]
     return S3Error("MalformedPolicy", f"Invalid {what} in policy: {given}", Detail=given)
-
-
-def _patterns(patterns: Iterable[str], *, negated: bool = False) -> Patterns:
-    return Patterns(re.compile("|".join(f"(?:{_regex(one)})" for one in patterns), re.DOTALL), negated)
-
-
-def _regex(pattern: str) -> str:
-    """Translate a pattern: `*` matches any text, `?` one character. Text between two stars is matched at its first
-    place only, without backtracking. So matching takes at most the length of the pattern times that of the text."""
-    pieces = re.split(r"(\*+)", pattern)
-    texts = ["".join("." if char == "?" else re.escape(char) for char in piece) for piece in pieces[::2]]
-    if len(texts) == 1:
-        return texts[0]
-    first, *middle, last = texts
-    return first + "".join(f"(?>.*?{text})" for text in middle if text) + f".*{last}"

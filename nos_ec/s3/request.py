@@ -32,6 +32,8 @@ class Request:
     headers: Sequence[tuple[bytes, bytes]]
     scheme: str = "http"
     """`http` or `https`: the scheme that the client used."""
+    client: str | None = None
+    """The address of the client; None if it is not known."""
 
     def __post_init__(self) -> None:
         if len(self.raw_path) + len(self.raw_query) > TARGET_SIZE_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nos_ec.core.errors import InvalidInput
@@ -16,6 +17,10 @@ from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Payload, Signed
 
+Decide = Callable[[Mapping[str, str], Mapping[str, str]], Rights]
+"""Returns the rights that a policy adds, given the tags of the object and the tags that the request gives it by other
+ways than a header. Raises AccessDenied if the policy denies the request."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -23,7 +28,9 @@ class Call:
 
     `operation` is its name in the S3 API reference. `sender` is None for an anonymous request. `bucket` and `key` are
     empty if the request names none. `access` describes the bucket; it is None for an operation without a bucket, or
-    whose bucket need not exist. `allowed` are the rights that the policy of the bucket adds for this operation.
+    whose bucket need not exist. `received_ms` is when the request was received. `allowed` are the rights that the
+    policy of the bucket adds for this operation. If that depends on tags that are not known yet, `decide` is set, and
+    until it is called with them, the account has no rights.
     """
 
     request: Request
@@ -34,7 +41,9 @@ class Call:
     signed: Signed | None
     source: Source
     access: BucketAccess | None
+    received_ms: int = 0
     allowed: Rights = Rights.NONE
+    decide: Decide | None = None
 
     @property
     def account(self) -> str | None:
@@ -48,8 +57,10 @@ class Call:
 
     @property
     def rights(self) -> Rights:
-        """The rights of the account in the bucket."""
-        return Rights.NONE if self.access is None else self.access.rights_of(self.account) | self.allowed
+        """The rights of the account in the bucket. None while the policy is undecided."""
+        if self.access is None or self.decide is not None:
+            return Rights.NONE
+        return self.access.rights_of(self.account) | self.allowed
 
     @property
     def owner(self) -> Owner:
@@ -78,6 +89,20 @@ class Call:
     def require(self, rights: Rights) -> None:
         """Raise AccessDenied unless the account has all of these rights."""
         if rights not in self.rights:
+            raise denied()
+
+    def require_if_decided(self, rights: Rights) -> None:
+        """Raise AccessDenied if it is known already that the account has not all of these rights. Call `require_with`
+        later."""
+        if self.decide is None:
+            self.require(rights)
+
+    def require_with(self, rights: Rights, tags: Mapping[str, str], sent_tags: Mapping[str, str]) -> None:
+        """Raise AccessDenied unless the account has all of these rights for an object with these tags. `sent_tags` are
+        the tags that the request gives the object by other ways than a header."""
+        if self.decide is None:
+            self.require(rights)
+        elif self.access is None or rights not in self.access.rights_of(self.account) | self.decide(tags, sent_tags):
             raise denied()
 
     def require_account(self) -> str:

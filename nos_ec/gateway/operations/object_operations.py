@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nos_ec.core.conditions import Condition
@@ -18,7 +19,7 @@ from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.gateway.auth.access import Access, BucketAccess
 from nos_ec.gateway.auth.acls import acl_of_headers, grants_of
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
-from nos_ec.gateway.message.call import Call, denied, object_key
+from nos_ec.gateway.message.call import Call, Decide, denied, object_key
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.object_headers import (
@@ -59,7 +60,7 @@ from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.bucket_operations import acl_of
 from nos_ec.gateway.operations.lifecycle import expiry_headers
-from nos_ec.gateway.operations.policies import rights_on, session_allows
+from nos_ec.gateway.operations.policies import permission_on, rights_on, session_allows
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutRequest, Rights
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
@@ -80,15 +81,23 @@ _OVERRIDABLE = (
 """Headers of the answer that a signed request may override."""
 _HEADERS_OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
 """The headers of an answer 304 (RFC 9110, section 15.4.5)."""
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class _Target(NamedTuple):
-    """The version that a request names, None for the current one, and the rights of the sender in its bucket."""
+    """The version that a request names, None for the current one, and the rights of the sender in its bucket. `decide`
+    is set if the policy of the bucket depends on tags; `sent_tags` are those that the request gives the object."""
 
     access: BucketAccess
     key: ObjectKey
     version_id: str | None
     rights: Rights
+    decide: Decide | None
+    sent_tags: Mapping[str, str]
+
+    def rights_with(self, attributes: Mapping[str, str]) -> Rights:
+        """Return the rights on a version with these attributes. Raises AccessDenied if the policy denies it."""
+        return self.rights if self.decide is None else self.rights | self.decide(tags_of(attributes), self.sent_tags)
 
 
 class _Version(NamedTuple):
@@ -238,24 +247,31 @@ class ObjectOperations:
                 return _Part(number, manifest.starts[index], part.size, manifest.upload_id)
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
-    def _readable(self, call: Call) -> _Version:
+    def _readable(self, call: Call, *, with_acl: bool = True) -> _Version:
         """Return the version that the request names, or the current one. Raises AccessDenied, also for a missing one
         if the sender may not list the bucket, so that only senders who may list learn which keys exist."""
         if call.request.parameter("partNumber"):
             call.part_number()
-        return self._named(call, Rights.READ)
+        return self._named(call, Rights.READ, with_acl=with_acl)
 
-    def _named(self, call: Call, needs: Rights) -> _Version:
+    def _named(
+        self, call: Call, needs: Rights, *, with_acl: bool = True, sent_tags: Mapping[str, str] = _NO_TAGS
+    ) -> _Version:
         assert call.access is not None
-        return self._resolve(call, _Target(call.access, call.object_key, requested_version(call), call.rights), needs)
+        rights = call.rights if call.decide is None else call.access.rights_of(call.account)
+        version_id = requested_version(call)
+        target = _Target(call.access, call.object_key, version_id, rights, call.decide, sent_tags)
+        return self._resolve(call, target, needs, with_acl=with_acl)
 
-    def _resolve(self, call: Call, target: _Target, needs: Rights) -> _Version:
-        """Find the version. Raises AccessDenied unless the sender has the rights it needs, in the bucket or by the ACL
-        of the object, and S3Error if the version does not exist."""
+    def _resolve(self, call: Call, target: _Target, needs: Rights, *, with_acl: bool = True) -> _Version:
+        """Find the version. Raises AccessDenied unless the sender has the rights it needs, in the bucket or, with
+        `with_acl`, by the ACL of the object, and S3Error if the version does not exist. A policy that depends on tags
+        is evaluated with those of the version that is returned."""
         row = self._find_row(call, target)
         attributes = attributes_of(row)
-        by_acl = target.access.object_rights(attributes.get(ACL, "private"), call.account)
-        if needs not in target.rights and needs not in by_acl:
+        rights = target.rights_with(attributes)
+        by_acl = target.access.object_rights(attributes.get(ACL, "private"), call.account) if with_acl else Rights.NONE
+        if needs not in rights and needs not in by_acl:
             raise denied()
         return _Version(row, attributes)
 
@@ -266,6 +282,7 @@ class ObjectOperations:
                 return self._store.head(key)
             entry = self._store.version(key, number_of(version_id))
         except NotFound:
+            target.rights_with({})  # a policy may deny the request for an object without tags
             if not self._may_list(call, key):
                 raise denied() from None
             if version_id is not None:
@@ -275,6 +292,7 @@ class ObjectOperations:
                 raise hidden_by_marker(marker) from None
             raise no_such_key_for_read(key.name) from None
         if entry.row is None:
+            target.rights_with({})
             raise marker_not_allowed(entry) if self._may_list(call, key) else denied()
         return entry.row
 
@@ -282,12 +300,12 @@ class ObjectOperations:
         """Return whether the account may learn which objects exist. A policy that only allows reading does not
         suffice."""
         access = self._access.bucket(key.bucket)
-        if not session_allows(call.sender, ["s3:ListBucket"], key.bucket):
+        if not session_allows(call, "ListObjectsV2", ["s3:ListBucket"], key.bucket):
             return False
         if access.rights_of(call.account) & (Rights.LIST | Rights.READ):
             return True
         try:
-            return Rights.LIST in rights_on(access, "ListObjectsV2", "", call.sender)
+            return Rights.LIST in rights_on(call, access, "ListObjectsV2", "")
         except S3Error:
             return False
 
@@ -299,8 +317,8 @@ class ObjectOperations:
             raise S3Error("InvalidRequest", "The x-amz-object-attributes header is missing, or names no attribute.")
         if not words <= set(ATTRIBUTE_WORDS):
             raise invalid_argument("Invalid attribute name specified.", "x-amz-object-attributes")
-        call.require(Rights.READ)
-        row, attributes = self._readable(call)
+        call.require_if_decided(Rights.READ)
+        row, attributes = self._readable(call, with_acl=False)
         check_read(call.request, row)
         parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
@@ -370,9 +388,9 @@ class ObjectOperations:
         access = self._access.bucket(bucket)
         access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
         key = object_key(bucket, name)
-        rights = rights_on(access, "GetObject", name, call.sender, has_version=version is not None)
+        rights, decide = permission_on(call, access, "GetObject", name, version)
         try:
-            row, attributes = self._resolve(call, _Target(access, key, version, rights), Rights.READ)
+            row, attributes = self._resolve(call, _Target(access, key, version, rights, decide, _NO_TAGS), Rights.READ)
         except S3Error as error:
             if error.code == "MethodNotAllowed":
                 raise S3Error(
@@ -384,20 +402,19 @@ class ObjectOperations:
         check_read(call.request, row, "x-amz-copy-source-")
         return CopySource(row, attributes, access.versioning)
 
-    def _require_tags_of_copy(self, call: Call) -> None:
+    def _require_tags_of_copy(self, call: Call, tags: Mapping[str, str]) -> None:
         """Raise AccessDenied unless the account may read the tags of the source, which the ACL of an object never
-        allows, and set the tags of the target."""
+        allows, and set them for the target, which is a new object without tags."""
         assert call.access is not None
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
-        source, has_version = self._access.bucket(bucket), version is not None
-        if Rights.READ not in rights_on(source, "GetObjectTagging", name, call.sender, has_version=has_version):
-            raise denied()
-        if Rights.WRITE not in rights_on(call.access, "PutObjectTagging", call.key, call.sender):
+        of_source = rights_on(call, self._access.bucket(bucket), "GetObjectTagging", name, version, tags=tags)
+        of_target = rights_on(call, call.access, "PutObjectTagging", call.key, tags={}, sent_tags=tags)
+        if Rights.READ not in of_source or Rights.WRITE not in of_target:
             raise denied()
 
     def copy_object(self, call: Call) -> Reply:
         """Store a copy of an object."""
-        call.require(Rights.WRITE)
+        call.require_if_decided(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
         wanted = request.header("x-amz-checksum-algorithm")
@@ -422,8 +439,9 @@ class ObjectOperations:
             if name not in (*of_request, TAGS, CHECKSUM)
         }
         attributes |= {name: given[name] for name in of_request if name in given}
+        call.require_with(Rights.WRITE, _NO_TAGS, tags_of(old) if keeps_tags else _NO_TAGS)
         if keeps_tags and TAGS in old:
-            self._require_tags_of_copy(call)
+            self._require_tags_of_copy(call, tags_of(old))
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
         # 2. Keep the checksum of the source, unless it is composite or the request asks for another algorithm.
@@ -519,27 +537,26 @@ class ObjectOperations:
     def _require_delete(self, call: Call, one: documents.ToDelete) -> None:
         """Raise AccessDenied unless the sender may delete this key. A policy can decide that for each key."""
         assert call.access is not None
-        has_version = one.version_id is not None
-        if Rights.WRITE not in rights_on(call.access, "DeleteObject", one.key, call.sender, has_version=has_version):
+        if Rights.WRITE not in rights_on(call, call.access, "DeleteObject", one.key, one.version_id):
             raise denied()
 
     # --- tags and ACLs ----------------------------------------------------------------------------
     def get_tagging(self, call: Call) -> Reply:
         """Return the tags of an object, which may be none. They are in the order of their keys, as in radosgw; S3
         defines no order. An ACL that lets others read an object does not let them read its tags."""
-        call.require(Rights.READ)
-        row, attributes = self._readable(call)
+        call.require_if_decided(Rights.READ)
+        row, attributes = self._readable(call, with_acl=False)
         return xml(answers.tagging(dict(sorted(tags_of(attributes).items()))), version_headers(call.versioning, row))
 
     def put_tagging(self, call: Call) -> Reply:
         """Replace all tags of an object."""
-        call.require(Rights.WRITE)
+        call.require_if_decided(Rights.WRITE)
         tags = documents.tagging(read_document(call))
-        return empty(self._change(call, TAGS, tags_attribute(tags)))
+        return empty(self._change(call, TAGS, tags_attribute(tags), sent_tags=tags))
 
     def delete_tagging(self, call: Call) -> Reply:
         """Delete all tags of an object."""
-        call.require(Rights.WRITE)
+        call.require_if_decided(Rights.WRITE)
         return empty(self._change(call, TAGS, {}), 204)
 
     def get_acl(self, call: Call) -> Reply:
@@ -555,9 +572,17 @@ class ObjectOperations:
         self._named(call, Rights.WRITE_ACL)
         return empty(self._change(call, ACL, acl_attribute(acl_of(call)), Rights.WRITE_ACL))
 
-    def _change(self, call: Call, name: str, value: dict[str, str], needs: Rights = Rights.WRITE) -> dict[str, str]:
-        """Replace an attribute of an object. Returns the headers of the answer."""
-        row = self._changes.replace(lambda: self._named(call, needs), (name,), value)
+    def _change(
+        self,
+        call: Call,
+        name: str,
+        value: dict[str, str],
+        needs: Rights = Rights.WRITE,
+        sent_tags: Mapping[str, str] = _NO_TAGS,
+    ) -> dict[str, str]:
+        """Replace an attribute of an object, unless its attributes have changed since its tags were judged. Returns the
+        headers of the answer."""
+        row = self._changes.replace(lambda: self._named(call, needs, sent_tags=sent_tags), (name,), value)
         return version_headers(call.versioning, row)
 
 

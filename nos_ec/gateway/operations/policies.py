@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from nos_ec.gateway.auth.access import Access, BucketAccess, Sender, account_of
-from nos_ec.gateway.message.call import Call, denied
+from nos_ec.gateway.auth.access import Access, BucketAccess
+from nos_ec.gateway.message.call import Call, Decide, denied
 from nos_ec.gateway.message.reply import Reply, empty, xml
+from nos_ec.gateway.message.request_facts import RequestFacts
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.ports.metadata import ROOT_ACCOUNT, DocumentKind, Rights
 from nos_ec.s3 import answers
@@ -57,76 +59,147 @@ REQUIRED: Mapping[str, Required] = {
 """Requirements by operation. Operations in BY_KEY are checked for each key."""
 
 
-def allowed_rights(access: BucketAccess, operation: str, request: Request, key: str, sender: Sender | None) -> Rights:
-    """Return the rights that the policy of a bucket adds for the operation of a request. Raises AccessDenied if the
-    policy denies one of the actions that the operation needs."""
-    more = _actions_of_headers(request) if operation in _STORES else []
-    return _allowed(access, operation, key, sender, more, has_version="versionId" in request.query)
+class Permission(NamedTuple):
+    """The rights that a policy adds. If that depends on tags, `decide` returns them, and until then there are none."""
+
+    rights: Rights
+    decide: Decide | None
+
+
+def apply_policy(call: Call) -> None:
+    """Let the policy of the bucket add the rights that it allows for the operation of a request. Raises AccessDenied if
+    it denies one of the actions that the operation needs, or the session of the sender does not allow one."""
+    assert call.access is not None
+    if call.access.policy is not None or _session_policy(call) is not None:
+        more = _actions_of_headers(call.request) if call.operation in _STORES else []
+        version = call.request.parameter("versionId")
+        call.allowed, call.decide = _permission(call, call.access, call.operation, call.key, version, more)
+
+
+def permission_on(call: Call, access: BucketAccess, operation: str, key: str, version: str | None = None) -> Permission:
+    """Return all rights of the sender for one operation on one object of any bucket. For requests that concern several
+    objects. Raises AccessDenied if a policy denies it."""
+    own = access.rights_of(call.account, with_acl=not (version is not None and operation == "DeleteObject"))
+    rights, decide = _permission(call, access, operation, key, version)
+    return Permission(own | rights, decide)
 
 
 def rights_on(
-    access: BucketAccess, operation: str, key: str, sender: Sender | None, *, has_version: bool = False
+    call: Call,
+    access: BucketAccess,
+    operation: str,
+    key: str,
+    version: str | None = None,
+    *,
+    tags: Mapping[str, str] | None = None,
+    sent_tags: Mapping[str, str] | None = None,
 ) -> Rights:
-    """Return all rights of a sender for one operation on one object. For requests that concern several objects. Raises
-    AccessDenied if a policy denies it."""
-    own = access.rights_of(account_of(sender), with_acl=not (has_version and operation == "DeleteObject"))
-    return own | _allowed(access, operation, key, sender, [], has_version=has_version)
+    """Like `permission_on`, for an operation that does not depend on tags, or with the tags of the object and those
+    that it is given. Raises AccessDenied if a policy denies it, or depends on tags that are not given."""
+    rights, decide = permission_on(call, access, operation, key, version)
+    if decide is None:
+        return rights
+    if tags is None:
+        raise denied()
+    return rights | decide(tags, sent_tags or {})
 
 
-def require_in_session(operation: str, request: Request, bucket: str, sender: Sender | None) -> None:
+def require_in_session(call: Call) -> None:
     """Raise AccessDenied unless the session of the sender allows an operation without a bucket that exists."""
-    if operation == "ListBuckets":
-        allows = session_allows(sender, ["s3:ListAllMyBuckets"], "")
+    if call.operation == "ListBuckets":
+        allows = session_allows(call, "ListBuckets", ["s3:ListAllMyBuckets"], "")
     else:
-        more = ["s3:PutBucketAcl"] * _sets_acl(request)
-        more += ["s3:PutBucketOwnershipControls"] * (request.header("x-amz-object-ownership") is not None)
-        allows = session_allows(sender, ["s3:CreateBucket", *more], bucket)
+        more = ["s3:PutBucketAcl"] * _sets_acl(call.request)
+        more += ["s3:PutBucketOwnershipControls"] * (call.request.header("x-amz-object-ownership") is not None)
+        allows = session_allows(call, call.operation, ["s3:CreateBucket", *more], call.bucket)
     if not allows:
         raise denied()
 
 
-def session_allows(sender: Sender | None, actions: Sequence[str], resource: str, *, has_version: bool = False) -> bool:
-    """Return whether the session policy of the sender allows all of these actions, or the sender has none. Source:
-    "Session policies" of the IAM user guide: a session has no right that its policy does not allow."""
-    if sender is None or sender.policy is None:
+def session_allows(call: Call, judged: str, actions: Sequence[str], resource: str) -> bool:
+    """Return whether the session policy of the sender allows all of these actions of the operation `judged`, or the
+    sender has none. Not for operations that depend on tags."""
+    policy = _session_policy(call)
+    if policy is None:
         return True
-    policy, account = sender.policy, sender.account
-    return all(
-        _verdict(policy, account, action, resource, has_version=has_version) is Verdict.ALLOW for action in actions
+    facts = _facts(call, judged, None, None)
+    return all(_verdict(policy, action, resource, facts) is Verdict.ALLOW for action in actions)
+
+
+def _session_policy(call: Call) -> Policy | None:
+    return None if call.sender is None else call.sender.policy
+
+
+def _facts(call: Call, judged: str, owner: str | None, version: str | None) -> RequestFacts:
+    return RequestFacts(
+        request=call.request,
+        operation=call.operation,
+        judged=judged,
+        account=call.account,
+        signed=call.signed,
+        owner=owner,
+        received_ms=call.received_ms,
+        version=version,
     )
 
 
-def _allowed(
-    access: BucketAccess, operation: str, key: str, sender: Sender | None, more: Sequence[str], *, has_version: bool
-) -> Rights:
-    policy, required, account = access.policy, REQUIRED.get(operation), account_of(sender)
-    if required is None or (policy is None and (sender is None or sender.policy is None)):
-        return Rights.NONE
-    resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
+def _permission(
+    call: Call, access: BucketAccess, operation: str, key: str, version: str | None, more: Sequence[str] = ()
+) -> Permission:
+    required, session = REQUIRED.get(operation), _session_policy(call)
+    if required is None or (access.policy is None and session is None):
+        return Permission(Rights.NONE, None)
+    facts = _facts(call, operation, access.row.owner, version)
     actions = [*required.actions, *more]
-    if not session_allows(sender, actions, resource, has_version=has_version):
+
+    def decide(tags: Mapping[str, str], sent_tags: Mapping[str, str]) -> Rights:
+        known = replace(facts, existing_tags=tags, sent_tags=sent_tags)
+        rights = _allowed(access, session, required, actions, key, known)
+        if rights is None:
+            raise denied()
+        return rights
+
+    found = _allowed(access, session, required, actions, key, facts)
+    return Permission(Rights.NONE, decide) if found is None else Permission(found, None)
+
+
+def _allowed(
+    access: BucketAccess,
+    session: Policy | None,
+    required: Required,
+    actions: Sequence[str],
+    key: str,
+    facts: RequestFacts,
+) -> Rights | None:
+    """Return the rights that the policy of the bucket adds; None if that depends on tags that are not known. Raises
+    AccessDenied if it denies an action, or the policy of the session does not allow one. Source: "Session policies" of
+    the IAM user guide: a session has no right that its policy does not allow."""
+    resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
+    of_session = {Verdict.ALLOW if session is None else _verdict(session, one, resource, facts) for one in actions}
+    if not of_session <= {Verdict.ALLOW, Verdict.UNDECIDED}:
         raise denied()
-    if policy is None:
-        return Rights.NONE
-    is_repair = operation in _REPAIRS
-    if is_repair and account in (access.row.owner, ROOT_ACCOUNT):
-        return Rights.NONE
-    verdicts = [_verdict(policy, account, action, resource, has_version=has_version) for action in actions]
+    policy, is_repair = access.policy, facts.judged in _REPAIRS
+    is_owner = facts.account in (access.row.owner, ROOT_ACCOUNT)
+    if policy is None or (is_repair and is_owner):
+        return None if Verdict.UNDECIDED in of_session else Rights.NONE
+    verdicts = {_verdict(policy, action, resource, facts) for action in actions}
     if Verdict.DENY in verdicts:
         raise denied()
-    if access.public_access.restrict_buckets and policy.is_public and account not in (access.row.owner, ROOT_ACCOUNT):
+    if Verdict.UNDECIDED in verdicts | of_session:
+        return None
+    if access.public_access.restrict_buckets and policy.is_public and not is_owner:
         return Rights.NONE
     # A policy that allows every action still does not allow changes of the policy: S3 reserves these to the owner.
-    return required.rights if set(verdicts) == {Verdict.ALLOW} and not is_repair else Rights.NONE
+    return required.rights if verdicts == {Verdict.ALLOW} and not is_repair else Rights.NONE
 
 
-def _verdict(policy: Policy, account: str | None, action: str, resource: str, *, has_version: bool) -> Verdict:
+def _verdict(policy: Policy, action: str, resource: str, facts: RequestFacts) -> Verdict:
     """Return the verdict on an action. A version that a request names may be the current one, so a policy that denies
     the action on the current version denies it, too."""
-    of_object = policy.verdict(account, action, resource)
-    if not has_version or of_object is Verdict.DENY or action not in OF_VERSION:
+    of_object = policy.verdict(facts.account, action, resource, facts)
+    if facts.version is None or action not in OF_VERSION or of_object in (Verdict.DENY, Verdict.UNDECIDED):
         return of_object
-    return policy.verdict(account, OF_VERSION[action], resource)
+    return policy.verdict(facts.account, OF_VERSION[action], resource, facts)
 
 
 def _actions_of_headers(request: Request) -> list[str]:

@@ -16,15 +16,16 @@ from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.reply import Reply, empty
 from nos_ec.gateway.operations.object_operations import ObjectOperations
-from nos_ec.gateway.operations.policies import allowed_rights
+from nos_ec.gateway.operations.policies import apply_policy
 from nos_ec.ports.clock import Clock
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.checksums import expected_of
 from nos_ec.s3.errors import invalid_argument
 from nos_ec.s3.names import check_key
+from nos_ec.s3.operations import POST_FORM
 from nos_ec.s3.post_policy import SizeRange, check_policy, read_form_claim, verify_form
 from nos_ec.s3.request import Request, require_header_name
-from nos_ec.s3.signing import unknown_key
+from nos_ec.s3.signing import Payload, Signed, unknown_key
 
 _HEADER_FIELDS = frozenset(
     ["cache-control", "content-disposition", "content-encoding", "content-language", "content-md5", "content-type",
@@ -34,6 +35,8 @@ _HEADER_FIELDS = frozenset(
 _SIGNATURE_FIELDS = frozenset(
     ["x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-security-token", "x-amz-signature"]
 )
+_OF_THE_BROWSER = frozenset([b"referer", b"user-agent"])
+"""Headers of the form's request that bucket policies may compare."""
 _STATUSES = {"200": 200, "201": 201, "204": 204}
 """The values of success_action_status that have an effect. With any other one the status is 204."""
 _REDIRECT_URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
@@ -58,26 +61,31 @@ class PostForms:
         if not key:
             raise invalid_argument("Bucket POST must contain a field named 'key'.", "key", "")
         check_key(key)
-        sender, sizes = self._verified_sender(fields, bucket)
-        put = Request("PUT", request.raw_path, b"", _put_headers(fields))
-        allowed = allowed_rights(bucket_access, "PostObject", put, key, sender)
-        call = Call(put, "PostObject", bucket, key, sender, None, source, bucket_access, allowed)
+        sender, signed, sizes = self._verified_sender(fields, bucket)
+        sent = [*_put_headers(fields), *[pair for pair in request.headers if pair[0] in _OF_THE_BROWSER]]
+        put = Request("PUT", request.raw_path, b"", sent, request.scheme, request.client)
+        call = Call(put, POST_FORM, bucket, key, sender, signed, source, bucket_access, self._clock.now_ms())
+        apply_policy(call)
         body.expect(expected_of(put), sizes)
         etag, headers = self._objects.store(call, body)
         location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 
-    def _verified_sender(self, fields: Mapping[str, str], bucket: str) -> tuple[Sender | None, SizeRange | None]:
-        """Verify the signature and the policy of a form. Return who signed it, and the sizes that the
-        policy allows for the file; (None, None) for an anonymous form."""
+    def _verified_sender(
+        self, fields: Mapping[str, str], bucket: str
+    ) -> tuple[Sender | None, Signed | None, SizeRange | None]:
+        """Verify the signature and the policy of a form. Return who signed it, its signature, and the sizes that the
+        policy allows for the file; None for each of them for an anonymous form."""
         claim = read_form_claim(fields)
         if claim is None:
-            return None, None
+            return None, None, None
         sender = self._access.sender(claim.access_key, claim.token)
         if sender is None:
             raise unknown_key(claim.access_key)
         verify_form(claim, sender.secret)
-        return sender, check_policy(claim.policy, fields, bucket, self._clock.now_ms())
+        date = "" if claim.day is None else fields["x-amz-date"]
+        signed = Signed(claim.access_key, Payload.UNSIGNED, None, b"", date, "", claim.signature)
+        return sender, signed, check_policy(claim.policy, fields, bucket, self._clock.now_ms())
 
 
 def _put_headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -121,7 +121,8 @@ class App:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         proxies, sent, peer = self._options.proxies, scope["headers"], (scope["client"] or ("",))[0]
-        record = Record(self._new_id(), scope["method"], proxies.remote(peer, sent))
+        remote = proxies.remote(peer, sent)
+        record = Record(self._new_id(), scope["method"], remote.address)
         body = _Body(receive, loop, self._options.body_wait_s, self._uploads)
         request = Request(scope["method"], b"/", b"", [])
         is_refused = connection.is_crowded or self._counters.under_way >= self._options.requests_max
@@ -130,7 +131,7 @@ class App:
             try:
                 target = scope["raw_path"], scope["query_string"]
                 scheme = proxies.scheme(peer, sent, scope["scheme"])
-                request = Request(scope["method"], *target, sent, scheme)
+                request = Request(scope["method"], *target, sent, scheme, remote.address if remote.is_client else None)
                 headers = proxies.headers(peer, sent)
                 if headers is not sent:
                     request = replace(request, headers=headers)

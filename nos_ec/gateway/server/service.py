@@ -24,12 +24,11 @@ from nos_ec.gateway.operations.lifecycle import LIFECYCLE
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
-from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, allowed_rights, require_in_session
+from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, apply_policy, require_in_session
 from nos_ec.gateway.operations.post_forms import PostForms
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Rights
 from nos_ec.s3.answers import error_answer
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.hoisted import with_hoisted
@@ -175,13 +174,14 @@ class Service:
             # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
+        now_ms = self._clock.now_ms()
+        call = Call(request, operation, bucket or "", key or "", sender, signed, source, access, now_ms)
         if access is None:
-            require_in_session(operation, request, bucket or "", sender)
-            allowed = Rights.NONE
+            require_in_session(call)
         else:
             access.require_owner(request.header("x-amz-expected-bucket-owner"))
-            allowed = allowed_rights(access, operation, request, key or "", sender)
-        return run(Call(request, operation, bucket or "", key or "", sender, signed, source, access, allowed))
+            apply_policy(call)
+        return run(call)
 
     def _answer_tokens(self, request: Request, source: Source, record: Record) -> Reply:
         answer = self._tokens.answer(request, source, record.request_id)

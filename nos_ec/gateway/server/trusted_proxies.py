@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple
 
 from nos_ec.s3.errors import S3Error
 
@@ -21,6 +22,13 @@ _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]+)\](:[0-9]{1,5})?|(?P<v4>[0-9.]+)(:[0-9
 
 Headers = Sequence[tuple[bytes, bytes]]
 _Address = IPv4Address | IPv6Address
+
+
+class Remote(NamedTuple):
+    """The last address that is known of the way of a request. `is_client`: it is the client's, and not a proxy's."""
+
+    address: str
+    is_client: bool
 
 
 class TrustedProxies:
@@ -35,21 +43,22 @@ class TrustedProxies:
         address = _address(peer) if self._networks else None
         return address is not None and self._contains(address)
 
-    def remote(self, peer: str, headers: Headers) -> str:
+    def remote(self, peer: str, headers: Headers) -> Remote:
         """Return the address of the client: the right-most untrusted address in X-Forwarded-For. Entries to its left
-        may be forged. An entry that is not a valid address ends the search."""
+        may be forged. An entry that is not a valid address ends the search, and so does a proxy that sent none: then
+        the address is the last proxy's."""
         if not self.trusts(peer):
-            return peer
-        found = peer
+            return Remote(peer, is_client=True)
+        found, is_client = peer, False
         listed = b",".join(_values(headers, b"x-forwarded-for")).decode("latin-1").split(",")
         for text in reversed(listed[-HOPS_MAX:]):
             address = _address(text.strip())
             if address is None:
-                break
-            found = str(address)
+                return Remote(found, is_client=False)
+            found, is_client = str(address), len(listed) <= HOPS_MAX
             if not self._contains(address):
-                break
-        return found
+                return Remote(found, is_client=True)
+        return Remote(found, is_client)
 
     def headers(self, peer: str, headers: Headers) -> Headers:
         """Return the headers with the Host that the client sent and signed. Raises InvalidRequest if the proxy names

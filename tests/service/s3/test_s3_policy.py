@@ -41,8 +41,8 @@ def test_a_policy_comes_back_as_it_was_put(gateway: Gateway, ann: Any) -> None:
     refused("AccessDenied", 403, bob.delete_bucket_policy, Bucket="photos")
     ann.put_bucket_policy(**policy(statement("s3:GetObject")))
     assert ann.get_bucket_policy_status(Bucket="photos")["PolicyStatus"] == {"IsPublic": True}
-    condition = {**statement("s3:GetObject"), "Condition": {"Bool": {"aws:SecureTransport": "true"}}}
-    refused("NotImplemented", 501, ann.put_bucket_policy, **policy(condition))
+    condition = {**statement("s3:GetObject"), "Condition": {"StringEquals": {"aws:SourceVpc": "vpc-1"}}}
+    refused("MalformedPolicy", 400, ann.put_bucket_policy, **policy(condition))
     refused("MalformedPolicy", 400, ann.put_bucket_policy, **policy(statement("s3:GetObjekt")))
     refused("MalformedPolicy", 400, ann.put_bucket_policy, **policy(statement("s3:GetObject", BUCKET)))
     refused("MalformedPolicy", 400, ann.put_bucket_policy, Bucket="photos", Policy="{")

@@ -303,3 +303,46 @@ def test_a_key_of_one_service_does_not_sign_for_the_other(holder: Holder) -> Non
     headers = {name.replace("-", "_"): value for name, value in request.headers.items()}
     status, body, _ = holder.gateway.raw("GET", "/photos/k", **headers)
     assert (status, b"expecting s3/aws4_request" in body) == (400, True)
+
+
+def with_condition(condition: dict[str, Any], *actions: str) -> dict[str, Any]:
+    """A session policy that allows these actions on this condition, and lists everything."""
+    policy = allow(*actions)
+    policy["Statement"][0]["Condition"] = condition
+    policy["Statement"].append(allow("s3:ListBucket")["Statement"][0])
+    return policy
+
+
+def test_conditions_of_session_policies(holder: Holder, ann: Any) -> None:
+    here = {"IpAddress": {"aws:SourceIp": "127.0.0.1"}}
+    session = holder.session(with_condition(here, "s3:GetObject", "s3:ListAllMyBuckets"))
+    session.get_object(**NAMED)
+    session.list_buckets()
+    elsewhere = holder.session(with_condition({"IpAddress": {"aws:SourceIp": "192.0.2.1"}}, "s3:*"))
+    for call, arguments in ((elsewhere.get_object, NAMED), (elsewhere.list_buckets, {})):
+        refused("AccessDenied", 403, call, **arguments)
+    ann.put_object(Bucket="photos", Key="public", Body=b"x", Tagging="security=public")
+    tagged = with_condition(
+        {"StringEquals": {"s3:ExistingObjectTag/security": "public"}}, "s3:GetObject", "s3:PutObjectTagging"
+    )
+    session = holder.session(tagged)
+    session.get_object(Bucket="photos", Key="public")
+    refused("AccessDenied", 403, session.get_object, **NAMED)
+    refused("AccessDenied", 403, session.get_object, Bucket="photos", Key="missing")
+    tags = {"TagSet": [{"Key": "security", "Value": "private"}]}
+    refused("AccessDenied", 403, session.put_object_tagging, **NAMED, Tagging=tags)
+    session.put_object_tagging(Bucket="photos", Key="public", Tagging=tags)
+    refused("AccessDenied", 403, session.put_object_tagging, Bucket="photos", Key="public", Tagging=tags)
+    # The policies of session and bucket must both agree, whichever of them needs the tags.
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::photos/*"}
+    bucket_policy = {"Statement": [{**deny, "Condition": {"Null": {"s3:ExistingObjectTag/security": "true"}}}]}
+    ann.put_bucket_policy(Bucket="photos", Policy=json.dumps(bucket_policy))
+    plain = holder.session(allow("s3:GetObject"))
+    plain.get_object(Bucket="photos", Key="public")
+    refused("AccessDenied", 403, plain.get_object, **NAMED)
+
+
+def test_a_session_policy_with_a_condition_that_cannot_hold_is_refused(holder: Holder) -> None:
+    for condition in ({"StringEquals": {"aws:Unknown": "a"}}, {"StringEquals": {"s3:prefix": "a"}}):
+        with pytest.raises(ClientError, match="MalformedPolicy"):
+            holder.assume(with_condition(condition, "s3:GetObject"))

@@ -20,29 +20,31 @@ def forwarded(*values: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("peer", "values", "remote"),
+    ("peer", "values", "address", "is_client"),
     [
-        ("10.1.2.3", [], "10.1.2.3"),
-        ("10.1.2.3", [CLIENT], CLIENT),
-        ("192.0.2.7", [CLIENT], CLIENT),
-        ("2001:db8::1", ["2001:DB8:0::5, 2001:470::9"], "2001:470::9"),
-        ("::ffff:10.1.2.3", [CLIENT], CLIENT),
-        ("10.1.2.3", [f"{CLIENT}:4711"], CLIENT),
-        ("10.1.2.3", ["[2001:470::9]:4711"], "2001:470::9"),
-        ("10.1.2.3", [f"1.1.1.1, {CLIENT}, 10.9.9.9"], CLIENT),
-        ("10.1.2.3", ["1.1.1.1", CLIENT, "10.9.9.9"], CLIENT),
-        ("10.1.2.3", ["10.0.0.1, 10.0.0.2"], "10.0.0.1"),
-        ("10.1.2.3", [f"{CLIENT}, unknown"], "10.1.2.3"),
-        ("10.1.2.3", [f"{CLIENT}, , 10.9.9.9"], "10.9.9.9"),
-        ("10.1.2.3", ["\xff\xfe"], "10.1.2.3"),
-        ("10.1.2.3", [", ".join(["1.1.1.1", *["10.0.0.1"] * HOPS_MAX])], "10.0.0.1"),
-        (CLIENT, ["1.1.1.1"], CLIENT),
-        ("192.0.2.8", ["1.1.1.1"], "192.0.2.8"),
-        ("", ["1.1.1.1"], ""),
+        ("10.1.2.3", [], "10.1.2.3", False),
+        ("10.1.2.3", [CLIENT], CLIENT, True),
+        ("192.0.2.7", [CLIENT], CLIENT, True),
+        ("2001:db8::1", ["2001:DB8:0::5, 2001:470::9"], "2001:470::9", True),
+        ("::ffff:10.1.2.3", [CLIENT], CLIENT, True),
+        ("10.1.2.3", [f"{CLIENT}:4711"], CLIENT, True),
+        ("10.1.2.3", ["[2001:470::9]:4711"], "2001:470::9", True),
+        ("10.1.2.3", [f"1.1.1.1, {CLIENT}, 10.9.9.9"], CLIENT, True),
+        ("10.1.2.3", ["1.1.1.1", CLIENT, "10.9.9.9"], CLIENT, True),
+        ("10.1.2.3", ["10.0.0.1, 10.0.0.2"], "10.0.0.1", True),
+        ("10.1.2.3", [f"{CLIENT}, unknown"], "10.1.2.3", False),
+        ("10.1.2.3", [f"{CLIENT}, , 10.9.9.9"], "10.9.9.9", False),
+        ("10.1.2.3", ["\xff\xfe"], "10.1.2.3", False),
+        ("10.1.2.3", [", ".join(["1.1.1.1", *["10.0.0.1"] * HOPS_MAX])], "10.0.0.1", False),
+        (CLIENT, ["1.1.1.1"], CLIENT, True),
+        ("192.0.2.8", ["1.1.1.1"], "192.0.2.8", True),
+        ("", ["1.1.1.1"], "", True),
     ],
 )
-def test_the_last_address_that_is_no_proxy_is_the_clients(peer: str, values: list[str], remote: str) -> None:
-    assert PROXIES.remote(peer, forwarded(*values)) == remote
+def test_the_last_address_that_is_not_a_proxy_is_the_clients(
+    peer: str, values: list[str], address: str, is_client: bool
+) -> None:
+    assert PROXIES.remote(peer, forwarded(*values)) == (address, is_client)
 
 
 def test_only_a_proxy_may_say_the_host() -> None:

@@ -1,0 +1,172 @@
+"""The values that a request has for the condition keys of bucket policies (nos_ec/s3/conditions/keys.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import IPv6Address, ip_address
+
+from nos_ec.s3 import documents
+from nos_ec.s3.conditions.keys import NamedKey, Unsure, Values
+from nos_ec.s3.hoisted import is_presigned
+from nos_ec.s3.names import copy_source
+from nos_ec.s3.operations import POST_FORM, parameters_of
+from nos_ec.s3.request import Request
+from nos_ec.s3.signing import Signed
+
+_ENDS_CREATION = frozenset(["PutObject", POST_FORM, "CopyObject", "CompleteMultipartUpload"])
+_OF_UPLOADS = frozenset(["UploadPart", "UploadPartCopy", "CompleteMultipartUpload"])
+"""Operations on an upload whose headers, such as tags and ACL, were sent and judged when it was created."""
+_STORES = frozenset([*_ENDS_CREATION, *_OF_UPLOADS, "CreateMultipartUpload"])
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """Facts about a request for one judgement of a policy.
+
+    `operation` is the operation of the request. `judged` is the one that the policy is asked about: another one for the
+    source of a copy, the objects of DeleteObjects, and whether a sender may learn which keys exist. `account` is None
+    for an anonymous request. `owner` is the account that the bucket belongs to, if there is one. `version` is the
+    version id that the request names for the object. `existing_tags` are the tags of the object, and `sent_tags` those
+    that the request gives an object by other ways than a header; None while they are not known.
+    """
+
+    request: Request
+    operation: str
+    judged: str
+    account: str | None
+    signed: Signed | None
+    owner: str | None
+    received_ms: int
+    version: str | None
+    existing_tags: Mapping[str, str] | None = None
+    sent_tags: Mapping[str, str] | None = None
+
+    def values(self, named: NamedKey, /) -> Values:
+        """See `Facts`. Raises S3Error for a header or parameter that cannot be used."""
+        name = named.key.name
+        if named.tag:
+            tags = self._existing_tags() if name == "s3:ExistingObjectTag/" else self._new_tags()
+            return tags if isinstance(tags, Unsure) else _tag(tags, named.tag)
+        find = _VALUES.get(name)
+        if find is not None:
+            return find(self)
+        header = name.removeprefix("s3:")
+        return Unsure.EARLIER if self._was_judged and header not in _OF_EACH_REQUEST else self.header(header)
+
+    def header(self, name: str) -> Values:
+        """Return the value of a header."""
+        return _some(self.request.header(name))
+
+    def parameter(self, name: str) -> Values:
+        """Return the value of a query parameter, if the operation of the request has it."""
+        return _some(self.request.parameter(name)) if name in parameters_of(self.operation) else ()
+
+    @property
+    def _was_judged(self) -> bool:
+        return self.judged in _OF_UPLOADS
+
+    def _existing_tags(self) -> Mapping[str, str] | Unsure:
+        """A new object has no tags yet, whatever it replaces."""
+        if self.judged in _STORES:
+            return {}
+        return Unsure.TAGS if self.existing_tags is None else self.existing_tags
+
+    def _new_tags(self) -> Mapping[str, str] | Unsure:
+        if self._was_judged:
+            return Unsure.EARLIER
+        copies = self.judged == "CopyObject" and self.request.header("x-amz-tagging-directive") != "REPLACE"
+        if copies or self.judged == "PutObjectTagging":
+            return Unsure.TAGS if self.sent_tags is None else self.sent_tags
+        sent = self.request.header("x-amz-tagging")
+        return {} if sent is None else documents.tagging_header(sent)
+
+    def tag_keys(self) -> Values:
+        """Return the keys of the tags that the request gives an object."""
+        tags = self._new_tags()
+        return tags if isinstance(tags, Unsure) else tuple(tags)
+
+    def source_of_copy(self) -> Values:
+        """Return BUCKET/KEY of the source of a copy, decoded, because clients may encode any character of it."""
+        sent = self.request.header("x-amz-copy-source")
+        return () if sent is None else ("/".join(copy_source(sent)[:2]),)
+
+    def address(self) -> Values:
+        """Return the address of the client. Without one it is not missing, but unknown: it may be a forbidden one."""
+        try:
+            found = ip_address(self.request.client or "")
+        except ValueError:
+            return Unsure.UNKNOWN
+        mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+        return (str(mapped or found),)
+
+    def auth_type(self) -> Values:
+        """Return how the request is signed."""
+        if self.account is None:
+            return ()
+        if self.operation == POST_FORM:
+            return ("POST",)
+        return ("REST-QUERY-STRING",) if is_presigned(self.request) else ("REST-HEADER",)
+
+    def signature_version(self) -> Values:
+        """Return the version of the signature. Signatures of Version 2 have no date."""
+        if self.account is None or self.signed is None:
+            return ()
+        return ("AWS4-HMAC-SHA256",) if self.signed.date else ("AWS",)
+
+    def signature_age(self) -> Values:
+        """Return the milliseconds since the request was signed, which no signature of Version 2 tells."""
+        if self.account is None or self.signed is None:
+            return ()
+        try:
+            signed = datetime.strptime(self.signed.date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        except ValueError:
+            return Unsure.UNKNOWN
+        return (str(max(0, self.received_ms - round(signed.timestamp() * 1000))),)
+
+    def time(self) -> datetime:
+        """Return when the request was received."""
+        return datetime.fromtimestamp(self.received_ms / 1000, UTC)
+
+
+_OF_EACH_REQUEST = frozenset(["x-amz-content-sha256", "x-amz-metadata-directive", "if-match", "if-none-match"])
+"""Headers that the requests of an upload have themselves, if any."""
+
+_VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
+    "aws:CurrentTime": lambda facts: (f"{facts.time():%Y-%m-%dT%H:%M:%SZ}",),
+    "aws:EpochTime": lambda facts: (str(facts.received_ms // 1000),),
+    "aws:PrincipalAccount": lambda facts: _some(facts.account),
+    "aws:PrincipalArn": lambda facts: () if facts.account is None else (f"arn:aws:iam::{facts.account}:root",),
+    "aws:PrincipalType": lambda facts: ("Anonymous" if facts.account is None else "Account",),
+    "aws:Referer": lambda facts: facts.header("referer"),
+    "aws:SecureTransport": lambda facts: (str(facts.request.scheme == "https").lower(),),
+    "aws:SourceIp": RequestFacts.address,
+    "aws:UserAgent": lambda facts: facts.header("user-agent"),
+    "aws:userid": lambda facts: _some(facts.account),
+    "aws:username": lambda facts: _some(facts.account),
+    "s3:ObjectCreationOperation": lambda facts: (str(facts.judged in _ENDS_CREATION).lower(),),
+    "s3:RequestObjectTagKeys": RequestFacts.tag_keys,
+    "s3:ResourceAccount": lambda facts: _some(facts.owner),
+    "s3:VersionId": lambda facts: _some(facts.version),
+    "s3:authType": RequestFacts.auth_type,
+    "s3:delimiter": lambda facts: facts.parameter("delimiter"),
+    "s3:max-keys": lambda facts: facts.parameter("max-keys"),
+    "s3:prefix": lambda facts: facts.parameter("prefix"),
+    "s3:signatureAge": RequestFacts.signature_age,
+    "s3:signatureversion": RequestFacts.signature_version,
+    "s3:x-amz-copy-source": RequestFacts.source_of_copy,
+}
+"""How to find the value of each key that is neither a tag nor a header of the same name."""
+
+
+def _some(value: str | None) -> tuple[str, ...]:
+    return () if value is None else (value,)
+
+
+def _tag(tags: Mapping[str, str], key: str) -> tuple[str, ...]:
+    """Return the value of a tag. Unlike an object's tags, condition keys ignore case, so another spelling counts if
+    there is no tag of exactly this key."""
+    if key in tags:
+        return (tags[key],)
+    return tuple(tags[one] for one in sorted(tags) if one.casefold() == key.casefold())[:1]
