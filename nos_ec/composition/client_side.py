@@ -14,6 +14,7 @@ from nos_ec.engine.landing.lander import Lander
 from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.objects.large import LargeObjects
 from nos_ec.engine.objects.large_lease import LargeLease
+from nos_ec.engine.objects.object_locks import ObjectLocks
 from nos_ec.engine.objects.put_batches import PutBatches
 from nos_ec.engine.objects.put_queue import PutQueue
 from nos_ec.engine.objects.store import PutOptions, Store
@@ -52,6 +53,10 @@ class ClientSide:
         """Return the multipart uploads. Their parts are stored by `store`, by default a new Store."""
         adapters = self._adapters
         return MultipartUploads(store or self.store(), adapters.metadata, adapters.clock, adapters.new_landing_id)
+
+    def locks(self, store: Store | None = None) -> ObjectLocks:
+        """Return what changes the locks of versions. Notes are stored by `store`, by default a new Store."""
+        return ObjectLocks(store or self.store(), self._adapters.metadata, self._adapters.clock)
 
     def access_records(self) -> AccessRecords:
         """Return the writer of the records of buckets and access keys that a rebuild of the metadata needs."""

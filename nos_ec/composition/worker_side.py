@@ -25,6 +25,7 @@ from nos_ec.engine.packing.stripe_writer import StripeWriter, WriterOptions
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.space_reserve import PACKING_RESERVES
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
+from nos_ec.engine.upkeep.lock_clock import LockClock
 from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS, Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
@@ -77,17 +78,18 @@ class WorkerSide:
         rng = random.Random(adapters.randomness(16))
         survey = Survey(metadata, clock, rng) if settings.gc.streams > 1 else None
         headers = HeaderSurvey(metadata, blocks, clock, rng)
+        lock_clock = LockClock(metadata, clock, perf_counter)
         fenced = adapters.events().record_lost
         if medium is None:
             recovery = Recovery(metadata, blocks, clock, adapters.held, trail=trail, on_fenced=fenced)
-            return Housekeeping(recovery, reaper, clock, wait_ms, survey=survey, headers=headers)
+            return Housekeeping(recovery, reaper, clock, wait_ms, survey=survey, headers=headers, lock_clock=lock_clock)
         # On Ceph, listing the pool would cost more than the batch that is rarely left over.
         unknown = UnknownSegments(metadata, medium, clock, trail) if settings.store.backend == "local" else None
         logs = LogRecovery(metadata, medium, clock, unknown, trail)
         recovery = Recovery(metadata, blocks, clock, adapters.held, logs, trail, fenced)
         trimmer = Trimmer(metadata, medium, clock, trail)
         forward = self._copy_forward(medium) if settings.landing.mode == "log" else None
-        return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, survey, headers)
+        return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, survey, headers, lock_clock)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Return the copy-forward, which writes old records again, into a separate log with one open segment."""

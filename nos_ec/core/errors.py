@@ -5,6 +5,7 @@ ConfigError         the configuration does not fit (itself or the existing store
 NotFound            the requested object, block or copy does not exist
 NoSuchUpload        a NotFound error: the upload does not exist; it may have been completed or aborted
 Conflict            another process changed it first; read it again
+Locked              a Conflict error: an object lock protects the version; nothing was changed; do not retry
 PreconditionFailed  the object does not meet the caller's condition; nothing was changed
 LeaseLost           this writer was fenced; stop writing
 Corrupt             bytes do not match their checksum, or have an unknown format
@@ -18,6 +19,7 @@ Messages are for people. Programs use the class of an error and its attributes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 
@@ -87,6 +89,15 @@ class NoSuchUpload(NotFound):
 
 class Conflict(NosError):
     """A compare-and-set lost, or the target of an exclusive create already exists."""
+
+
+class Locked(Conflict):
+    """An object lock protects a version that would have been deleted or overwritten (core.locking). `keys` has the keys
+    of all such versions."""
+
+    def __init__(self, message: str, keys: Collection[Named]) -> None:
+        super().__init__(message, key=next(iter(keys), None))
+        self.keys = frozenset(keys)
 
 
 class PreconditionFailed(NosError):

@@ -21,6 +21,9 @@ RESERVED_BUCKET = ".nos_ec"
 """The bucket for the store's own data, such as dumps of its metadata. Clients may read it and delete from it."""
 ACCESS_BUCKET = ".nos_ec.access"
 """Hidden: has a record of each bucket and access key that was changed (nos_ec.engine.dump.access_records)."""
+LOCKS_BUCKET = ".nos_ec.locks."
+"""Prefix of the names of the hidden buckets with notes about locks (nos_ec.core.locking.lock_note). A hexadecimal digit
+follows: 16 buckets, so that producers and consumers share the notes."""
 
 BlockId = NewType("BlockId", bytes)
 """16 bytes, unique forever; blocks are never renamed and ids never reused."""

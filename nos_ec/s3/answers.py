@@ -445,6 +445,18 @@ def configuration(root: str, *fields: tuple[str, str]) -> bytes:
     return _answer(root, *[_element(name, text) for name, text in fields])
 
 
+def object_lock_configuration(default: tuple[str, str, str] | None) -> bytes:
+    """Answer GetObjectLockConfiguration. default: the mode, `Days` or `Years`, and their number; None for a bucket
+    without a default retention."""
+    enabled = _element("ObjectLockEnabled", "Enabled")
+    if default is None:
+        return _answer("ObjectLockConfiguration", enabled)
+    mode, unit, number = default
+    retention = f"{_element('Mode', mode)}{_element(unit, number)}"
+    rule = f"<Rule><DefaultRetention>{retention}</DefaultRetention></Rule>"
+    return _answer("ObjectLockConfiguration", enabled, rule)
+
+
 def _answer(root: str, *inside: str) -> bytes:
     text = f'{DECLARATION}<{root} xmlns="{NAMESPACE}">{"".join(inside)}</{root}>'
     try:

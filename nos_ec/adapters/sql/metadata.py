@@ -19,6 +19,7 @@ from nos_ec.adapters.sql.objects.entries import SqlListings
 from nos_ec.adapters.sql.objects.floors import SqlFloors
 from nos_ec.adapters.sql.objects.landing import SqlLandingQueue
 from nos_ec.adapters.sql.objects.large_puts import SqlLargePuts
+from nos_ec.adapters.sql.objects.locks import SqlLocks
 from nos_ec.adapters.sql.objects.object_rows import SqlObjects
 from nos_ec.adapters.sql.objects.packing import SqlPacking
 from nos_ec.adapters.sql.objects.puts import SqlPuts
@@ -59,6 +60,7 @@ class SqlMetadata(
     SqlVersions,
     SqlFloors,
     SqlUploads,
+    SqlLocks,
     SqlPacking,
     SqlLandingQueue,
     SqlBlocks,

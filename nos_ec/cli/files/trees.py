@@ -18,7 +18,7 @@ from nos_ec.cli.terminal.context import context
 from nos_ec.cli.terminal.item_counter import ItemCounter, counting
 from nos_ec.cli.terminal.output import count_text, err, progress
 from nos_ec.cli.terminal.streams import is_folder
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, Locked, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
@@ -95,9 +95,17 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
             ask(f"Delete {_counted(store, bucket, prefix)} below {printable(bucket)}/{printable(prefix)}? [y/N] ")
         with counter.reporting_totals(f"below {bucket}/{prefix}"), progress() as bar:
             count = counting(bar, "rm", counter)
+            locked: Locked | None = None
             for page in pages(store, bucket, prefix):
-                for row in store.delete_many([row.key for row in page], permanently=permanently):
+                try:
+                    gone = store.delete_many([row.key for row in page], permanently=permanently)
+                except Locked as error:  # the others of the page are deleted
+                    locked = locked or error
+                    gone = [row for row in page if row.key not in error.keys]
+                for row in gone:
                     count(row.users_size)
+        if locked is not None:
+            raise locked
 
 
 def require_terminal(what: str) -> None:

@@ -41,7 +41,7 @@ from nos_ec.core.states import (
     advance_object,
     advance_segment,
 )
-from nos_ec.engine.dump import bucket_rows, rows, tail_rows, upload_rows, version_rows
+from nos_ec.engine.dump import bucket_rows, lock_rows, rows, tail_rows, upload_rows, version_rows
 from nos_ec.engine.dump.counters import count_blocks
 from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, PUT_MS_MAX, DumpSource, RebuildInput, batches, prefetched
 from nos_ec.engine.dump.recovered_entries import (
@@ -92,7 +92,7 @@ class RebuildFigures:
     entries of headers whose names cannot be read. partial: incomplete large objects that were put since the dump.
     copies_read: landing copies that nothing refers to. returned: objects that were set back to their landing copies,
     because their blocks do not exist. gone: removed rows of the dump. access_records: buckets and access keys that were
-    changed since the dump. placed: see RowFigures.
+    changed since the dump. locks: versions that got the lock in their note. placed: see RowFigures.
     """
 
     loaded: int = 0
@@ -108,6 +108,7 @@ class RebuildFigures:
     returned: int = 0
     gone: int = 0
     access_records: int = 0
+    locks: int = 0
     placed: RowFigures | None = None
 
 
@@ -190,6 +191,8 @@ class Rebuilder:
         kill_point("rebuild.trash_settled")
         version_rows.order_all(self._metadata, self._now_ms, self._now_ms + TRASHED_MS_MIN)
         kill_point("rebuild.versions_ordered")
+        self.figures.locks = lock_rows.apply_notes(self._stores)
+        kill_point("rebuild.locks_applied")
         self._settle_uploads(row_rebuilder)
         kill_point("rebuild.uploads_settled")
         self.figures.access_records = bucket_rows.load_records(self._stores, self._source, self._now_ms)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of
+from nos_ec.core.locking.lock import lock_of
 from nos_ec.core.parts import upload_of_part
 from nos_ec.core.states import ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import is_of_versions, numbered
@@ -58,8 +59,8 @@ class RowRebuilder:
     Only the version numbers, which come from clocks, show the order of two versions of a key, and an older version may
     have been undeleted. So the version with the greatest number becomes current. With `keep_replaced`, the others go
     into the trash if they can be read; without it, they are dead. Some versions always stay: versions with ids and the
-    versions that these have replaced; replaced parts of uploads, until the parts of the composed objects are known; and
-    a version because of which the PUT of the current one may have been refused.
+    versions that these have replaced; versions with a lock; replaced parts of uploads, until the parts of the composed
+    objects are known; and a version because of which the PUT of the current one may have been refused.
     """
 
     def __init__(self, stores: RebuildInput, now_ms: int, new_ids: int, *, keep_replaced: bool) -> None:
@@ -241,7 +242,8 @@ class RowRebuilder:
 
     def _keeps(self, key: ObjectKey, older: bytes, newer: bytes) -> bool:
         """Return whether a version with the attributes `older` is kept after a version with `newer` has replaced it."""
-        return self._keep_replaced or _is_part(key) or is_of_versions(older) or is_of_versions(newer)
+        stays = is_of_versions(older) or is_of_versions(newer) or lock_of(older) is not None
+        return self._keep_replaced or _is_part(key) or stays
 
     def _packed(self, entry: RecoveredEntry, data: bytes) -> ObjectRow:
         return ObjectRow(
@@ -426,7 +428,7 @@ class RowRebuilder:
         """Return whether the version of a record is kept although a row, or the newest record of its key, has replaced
         it."""
         attributes = (record.attributes, newest.attributes, b"" if row is None else row.attributes)
-        if _is_part(record.key) or any(map(is_of_versions, attributes)):
+        if _is_part(record.key) or any(map(is_of_versions, attributes)) or lock_of(record.attributes) is not None:
             return True
         if row is not None and _at_the_same_time(record.put_ms, row) and not _is_copy(record, row):  # `is_in_doubt`
             return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
+from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
 from nos_ec.core.parts import upload_of_part
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
@@ -67,7 +67,7 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
         for one in dumped:
             row = found.get(one.row.key)
             own = now.get(one.row.object_id)
-            if is_tail(one.row.key) or one.row.key.bucket == ACCESS_BUCKET:
+            if is_tail(one.row.key) or one.row.key.bucket.startswith((ACCESS_BUCKET, LOCKS_BUCKET)):
                 continue  # reported with its object, or its bucket or access key
             if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
                 yield Uncertain("replaced", str(own.key), own.version, own.size)
@@ -109,7 +109,8 @@ def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncerta
 
 
 def _is_of_users(key: ObjectKey) -> bool:
-    return key.bucket not in (RESERVED_BUCKET, ACCESS_BUCKET) and not is_tail(key)
+    is_record = key.bucket in (RESERVED_BUCKET, ACCESS_BUCKET) or key.bucket.startswith(LOCKS_BUCKET)
+    return not is_record and not is_tail(key)
 
 
 def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:

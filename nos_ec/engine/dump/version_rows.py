@@ -77,9 +77,9 @@ def load_page(page: DumpPage, metadata: Versions) -> None:
 
 
 def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata, now_ms: int) -> list[ObjectRow]:
-    """Make the replaced versions among these noncurrent that must stay: versions with an id, and versions that a
-    version with an id has replaced. Returns the others. A version that was recovered twice, from its block and from its
-    landing copy, is kept once. Raises Transient."""
+    """Make the replaced versions among these noncurrent that must stay: versions with an id, versions that a version
+    with an id has replaced, and versions with a lock. Returns the others. A version that was recovered twice, from its
+    block and from its landing copy, is kept once. Raises Transient."""
     found = metadata.rows_of({row.key for row in rows})
     doubles = _doubles(rows, found, metadata)
     metadata.remove(doubles, now_ms)
@@ -90,7 +90,7 @@ def without_noncurrent(rows: Sequence[ObjectRow], metadata: Metadata, now_ms: in
         if row.object_id in gone:
             continue
         current = found.get(row.key)
-        stays = row.is_of_versions or (current is not None and current.is_of_versions)
+        stays = row.is_of_versions or row.lock is not None or (current is not None and current.is_of_versions)
         (stay if stays else rest).append(row)
     metadata.settle_versions(stay)
     return rest

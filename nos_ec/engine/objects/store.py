@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import google_crc32c
 
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import InvalidInput, NosError, Transient
-from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
+from nos_ec.core.errors import InvalidInput, Locked, NosError, Transient
+from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.locking.lock import with_lock
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
 from nos_ec.core.parts import is_parts_bucket, refuse_reserved, with_stores_attributes
 from nos_ec.core.tails import hidden_prefix
@@ -100,7 +101,8 @@ class Store(ObjectReads):
 
         Small objects that several threads store concurrently share transactions (nos_ec.engine.objects.put_queue).
         Raises InvalidInput (a reserved key or attribute), PreconditionFailed or NotFound (the condition does not hold),
-        NoSpace, Transient. After an error the old version, if any, is still current.
+        Locked (a lock protects the version to be overwritten), NoSpace, Transient. After an error the old version, if
+        any, is still current.
         """
         return self.put_request(PutRequest(key, attributes, condition, versioning), stream)
 
@@ -119,6 +121,8 @@ class Store(ObjectReads):
         if request.versioning is not None:
             with_id = as_version if request.versioning is Versioning.ENABLED else as_null_version
             request = replace(request, attributes=with_id(request.attributes))
+        if request.lock is not None:
+            request = replace(request, attributes=with_lock(request.attributes, request.lock))
         small_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if request.attributes else 0)
         head = read_up_to(stream, small_max + 1)
         return self._put_small(request, head) if len(head) <= small_max else self._put_large(request, head, stream)
@@ -156,10 +160,14 @@ class Store(ObjectReads):
         finally:
             self._locations.forget_rows([row.key])
 
+    def forget(self, key: ObjectKey) -> None:
+        """Forget the cached place of an object whose row was changed by other means."""
+        self._locations.forget_rows([key])
+
     def delete(self, key: ObjectKey, *, permanently: bool = False, condition: Condition | None = None) -> ObjectRow:
         """Delete an object, durably. It moves to the trash, if there is one, unless `permanently` is set. Returns its
         last row. Raises InvalidInput (a part of an upload), NotFound, PreconditionFailed (the `condition` does not
-        hold)."""
+        hold), Locked (a lock protects it)."""
         _refuse_parts(key)
         now_ms = self._clock.now_ms()
         try:
@@ -173,19 +181,25 @@ class Store(ObjectReads):
         """Delete several objects as `delete` does, with one transaction per DELETE_BATCH_OBJECTS objects.
 
         Returns their last rows in the order of `keys`, and skips keys without an object. After a Transient, the batches
-        before the failed one are deleted, and calling again is safe.
+        before the failed one are deleted, and calling again is safe. Raises Locked at the end if locks protect some of
+        the objects: those stay, and the others are deleted.
         """
         for key in keys:
             _refuse_parts(key)
         rows: list[ObjectRow] = []
+        locked: Locked | None = None
         for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
             batch = keys[first : first + DELETE_BATCH_OBJECTS]
             now_ms = self._clock.now_ms()
             try:
                 rows += self._metadata.delete_many(batch, now_ms, self._until_ms(now_ms, permanently))
+            except Locked as error:
+                locked = error if locked is None else Locked(f"{locked}; {error}", [*locked.keys, *error.keys])
             finally:
                 self._locations.forget_rows(batch)
             kill_point("delete.done")
+        if locked is not None:
+            raise locked
         return rows
 
     def delete_versions(self, deletions: Sequence[DeleteVersion | AddMarker]) -> list[VersionEntry | NosError | None]:
@@ -284,5 +298,7 @@ def _refuse_parts(key: ObjectKey) -> None:
         raise InvalidInput(f"{key} is a part of an upload; abort the upload, or delete its object", key=key)
     if key.bucket == ACCESS_BUCKET:
         raise InvalidInput(f"{key} is the store's own record of a bucket or access key", key=key)
+    if key.bucket.startswith(LOCKS_BUCKET):
+        raise InvalidInput(f"{key} is the store's own note about a lock", key=key)
     if hidden_prefix(key.bucket) is not None:
         raise InvalidInput(f"{key} is the tail of a large object; delete that object", key=key)

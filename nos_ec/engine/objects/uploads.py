@@ -14,7 +14,7 @@ from threading import Event
 
 from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import Conflict, InvalidInput, NoSuchUpload, Transient
+from nos_ec.core.errors import Conflict, InvalidInput, Locked, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import (
@@ -142,6 +142,8 @@ class MultipartUploads:
             request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step)
             try:
                 made = self._store.put_request(request, BytesIO(encode_manifest(manifest)))
+            except Locked:
+                raise
             except Conflict:
                 continue
             kill_point("upload.completed")

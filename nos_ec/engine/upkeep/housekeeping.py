@@ -1,5 +1,5 @@
-"""Regular work of a daemon in addition to its own job: recovery, the reaper, the trimmer of the landing log, and
-sometimes surveys of the lifetimes of objects and of the sizes of headers.
+"""Regular work of a daemon in addition to its own job: recovery, the reaper, the trimmer of the landing log, the lock
+time, and sometimes surveys of the lifetimes of objects and of the sizes of headers.
 
 The reaper may have a backlog of hours, so recovery and the trimmer run again between its batches. A failure of recovery
 does not stop the reaper.
@@ -20,6 +20,7 @@ from nos_ec.engine.figures.header_survey import HeaderSurvey
 from nos_ec.engine.landing.copy_forward import CopyForward, ForwardResult
 from nos_ec.engine.landing.trimmer import Trimmer, TrimResult
 from nos_ec.engine.retry_queue import RetryQueue
+from nos_ec.engine.upkeep.lock_clock import LockClock
 from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.engine.upkeep.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
@@ -62,15 +63,18 @@ class Housekeeping:
         forward: CopyForward | None = None,
         survey: Survey | None = None,
         headers: HeaderSurvey | None = None,
+        lock_clock: LockClock | None = None,
     ) -> None:
         """trimmer: deletes segments of the landing log. forward: writes stragglers of the landing log again. Both are
-        None without a landing log. survey: None with a single stream. headers: None for no survey of headers."""
+        None without a landing log. survey: None with a single stream. headers: None for no survey of headers.
+        lock_clock: None if other processes advance the lock time."""
         self._recovery = recovery
         self._reaper = reaper
         self._trimmer = trimmer
         self._forward = forward
         self._survey = survey
         self._headers = headers
+        self._lock_clock = lock_clock
         self._clock = clock
         self._wait_ms = wait_ms
         self.done = HousekeepingResult()
@@ -105,6 +109,8 @@ class Housekeeping:
             if not waits(recovery_ms, now_ms, RECOVERY_WAIT_MS):
                 recovery_ms = now_ms + RECOVERY_WAIT_MS
                 recovered = self._recover(beat, log=failure is None)
+                if self._lock_clock is not None:
+                    self._lock_clock.run_once()
                 if isinstance(recovered, Exception):
                     failure = failure or recovered
                 else:

@@ -8,6 +8,7 @@ from nos_ec.core.errors import (
     Conflict,
     InvalidInput,
     LeaseLost,
+    Locked,
     NosError,
     NoSpace,
     NoSuchUpload,
@@ -32,6 +33,8 @@ def to_s3_error(error: Exception, **about: str) -> S3Error:
         return no_such_upload()
     if isinstance(error, NotFound):
         return S3Error("NoSuchKey", "The specified key does not exist.")
+    if isinstance(error, Locked):
+        return S3Error("AccessDenied", "Access Denied because object protected by object lock.")
     if isinstance(error, Conflict) and not isinstance(error, LeaseLost):
         return S3Error("ConditionalRequestConflict", "The object was changed by another request meanwhile; try again.")
     if isinstance(error, Transient | LeaseLost):

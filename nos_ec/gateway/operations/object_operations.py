@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import Conflict, NosError, NotFound, Transient
+from nos_ec.core.errors import Conflict, Locked, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_MAX, UploadId
 from nos_ec.core.versions import Versioning
@@ -515,12 +515,13 @@ class ObjectOperations:
                 done.append(answers.Deleted(one.key))
             except (S3Error, NosError) as error:
                 errors.append((one.key, one.version_id, to_s3_error(error, bucket=call.bucket, key=one.key)))
-        # 2. Delete the collected objects without versions. If that fails, it fails for all of them.
+        # 2. Delete the collected objects without versions. If that fails, it fails for all of them, unless locks
+        #    protect some of them.
         try:
             self._store.delete_many(plain)
         except NosError as error:
             failure = to_s3_error(error, bucket=call.bucket)
-            undone = {key.name for key in plain}
+            undone = {key.name for key in (error.keys if isinstance(error, Locked) else plain)}
             errors += [(one.key, None, failure) for one in done if one.key in undone]
             done = [one for one in done if one.key not in undone]
         # 3. Delete the collected versions, and add delete markers.

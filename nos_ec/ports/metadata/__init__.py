@@ -1,7 +1,7 @@
 """The metadata store, as a set of protocols: objects, the trash, versions, buckets, access keys, multipart uploads,
 writer leases, blocks, the deletion queue of landing copies, segments of the landing log, pages of whole tables for
 checks, repairs of what the checks find, explanations of one object or block, the progress of a scrub, notes about GC,
-the survival of objects, and the rebuilding of lost rows.
+the survival of objects, the times that end locks, and the rebuilding of lost rows.
 
 Each protocol has a module of its own, with the records that it takes and returns. `Metadata` combines all of them and
 adds the methods that concern the whole store. A caller asks only for the protocols that it needs.
@@ -50,9 +50,11 @@ from nos_ec.ports.metadata.inspection import Inspection, ObjectColumns, QueueEnt
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandedMove, LandingSegments, SegmentRow
 from nos_ec.ports.metadata.leases import Lease, Leases
+from nos_ec.ports.metadata.locks import Locks, LockTimes
 from nos_ec.ports.metadata.notes import NOTE_CHARS_MAX, Notes
 from nos_ec.ports.metadata.objects import (
     EntryPage,
+    LockOf,
     NewLargeObject,
     NewObject,
     ObjectRow,
@@ -116,6 +118,9 @@ __all__ = [
     "Lease",
     "Leases",
     "LivingObject",
+    "LockOf",
+    "LockTimes",
+    "Locks",
     "MarkerRow",
     "Metadata",
     "Move",

@@ -10,6 +10,7 @@ from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import NosError
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
+from nos_ec.core.locking.lock import Lock, lock_of, with_lock
 from nos_ec.core.parts import Composition, composition_of
 from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectState
@@ -60,6 +61,11 @@ class ObjectRow:
         return is_of_versions(self.attributes)
 
     @property
+    def lock(self) -> Lock | None:
+        """Return the lock of the version, which may have ended; None if it never had one. Raises Corrupt."""
+        return lock_of(self.attributes) if self.attributes else None
+
+    @property
     def facts(self) -> tuple[int, int]:
         """Return the time when it was stored, in seconds, and its size as users see it, which conditions of a DELETE
         may test."""
@@ -103,18 +109,36 @@ class TailOf:
 
 
 @dataclass(frozen=True, slots=True)
+class LockOf:
+    """A step of a change of a lock: the object to be recorded is a note about it (core.locking.lock_note). The version
+    of `row` gets `lock`. It must exist, current or noncurrent, and have the attributes of `row`. With `bypass`, a
+    retention in the mode GOVERNANCE may be shortened."""
+
+    row: ObjectRow
+    lock: Lock
+    bypass: bool = False
+
+    @property
+    def attributes(self) -> bytes:
+        """Return the attributes that the version gets. Raises InvalidInput if they are too many."""
+        return with_lock(self.row.attributes, self.lock)
+
+
+@dataclass(frozen=True, slots=True)
 class PutRequest:
     """Everything that a PUT asks for except its bytes.
 
     `attributes`: see core.attributes. `condition`: judged on the version that the object would overwrite. `versioning`:
-    the versioning state of the bucket. `step`: what the object is to a multipart upload, or to a large object.
+    the versioning state of the bucket. `step`: what the object is to a multipart upload, a large object, or a locked
+    version. `lock`: the lock of the new version.
     """
 
     key: ObjectKey
     attributes: bytes = b""
     condition: Condition | None = None
     versioning: Versioning | None = None
-    step: UploadStep | TailOf | None = None
+    step: UploadStep | TailOf | LockOf | None = None
+    lock: Lock | None = None
 
 
 class _Requested:
@@ -140,7 +164,7 @@ class _Requested:
         return self.request.versioning
 
     @property
-    def step(self) -> UploadStep | TailOf | None:
+    def step(self) -> UploadStep | TailOf | LockOf | None:
         return self.request.step
 
 
@@ -247,7 +271,10 @@ class Objects(Protocol):
         Returns for each object its row, or the reason why it alone was not recorded: a Transient when its landing id
         has been doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing
         log that is not OPEN; PreconditionFailed or NotFound when its condition does not hold; NoSuchUpload or Conflict
-        when its step of an upload cannot be taken, Conflict when the block of a tail is not OPEN. All but a Transient
+        when its step of an upload cannot be taken, Conflict when the block of a tail is not OPEN, Locked when a lock
+        protects a version that it would overwrite. With a
+        LockOf, Conflict when its version is not there any more, or was changed, and Locked when the lock may not be
+        changed like this. All but a Transient
         make the reservation of its landing copy due at `now_ms`, because no object will claim the copy. With
         `together`, records all of them or none, and raises the first such error.
 
@@ -274,6 +301,7 @@ class Objects(Protocol):
         are:
         * PreconditionFailed or NotFound when its condition does not hold;
         * NoSuchUpload or Conflict when its step of an upload cannot be taken;
+        * Locked when a lock protects a version that it would overwrite;
         * Transient when its condition holds but a newer version, or a delete marker, has been recorded meanwhile, so
           that it would not be current; when the newest version or marker overtook it and was added under a condition,
           which would not have held after this PUT; or when, in a bucket with versions, another version has its number
@@ -303,7 +331,7 @@ class Objects(Protocol):
         self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
     ) -> ObjectRow:
         """Remove the object and release its bytes as `record_puts` does. Raises NotFound, which carries the key, and
-        PreconditionFailed when its `condition` does not hold.
+        PreconditionFailed when its `condition` does not hold, and Locked while a lock protects it.
 
         With `until_ms`, it goes into the trash instead, which keeps it until then (see `Trash`), and nothing is
         released. A version that has an id becomes noncurrent instead, below a delete marker (see `Versions`).
@@ -313,12 +341,13 @@ class Objects(Protocol):
         """Remove several objects as `delete` does, all in one transaction of O(1) statements.
 
         Returns the rows that existed, in the order of `keys`. A key without an object is not an error, and a key that
-        is listed twice counts once. Called again after a Transient, it returns only the rows that still existed.
+        is listed twice counts once. Called again after a Transient, it returns only the rows that still existed. Raises
+        Locked if locks protect some of the objects: those stay, and the others were removed.
         """
 
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         """Remove those of these versions that are still current and have the same attributes, as `delete_many` does.
-        Returns the removed ones. An object that was overwritten or changed meanwhile stays."""
+        Returns the removed ones. Overwritten, changed and locked objects stay."""
 
     def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
         """Return objects of a bucket whose names start with `prefix` and are greater than `after`, by UTF-8 byte

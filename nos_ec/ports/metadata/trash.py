@@ -54,8 +54,8 @@ class Trash(Protocol):
 
     def purge_trash(self, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
         """Remove those of these rows that are in the trash until the same time, and release their bytes as
-        `Objects.delete` does; all in one transaction of O(1) statements. Returns the removed rows. Called again after a
-        Transient, it returns the rows that were still there."""
+        `Objects.delete` does; all in one transaction of O(1) statements. Returns the removed rows; locked ones stay.
+        Called again after a Transient, it returns the rows that were still there."""
 
     def undelete(self, rows: Sequence[ObjectRow]) -> Undeleted:
         """Make these versions current again, each with its version, bytes and attributes. Returns them in the order

@@ -43,11 +43,12 @@ class VersionPage:
 @dataclass(frozen=True, slots=True)
 class DeleteVersion:
     """A request to remove one version. `version` is None for the null version, which has no id of its own. `condition`
-    must hold for the version."""
+    must hold for the version. With `bypass`, a retention in the mode GOVERNANCE does not protect it."""
 
     key: ObjectKey
     version: int | None
     condition: Condition | None = None
+    bypass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,9 @@ class Versions(Protocol):
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
     ) -> list[VersionEntry | NosError | None]:
         """Carry out these requests in one transaction, in their order. Returns for each the version that was removed,
-        or the marker that was added; None if there was no such version, or if it may not expire; NotFound or
-        PreconditionFailed if its condition does not hold.
+        or the marker that was added; None if there was no such version, or if it may not expire, such as a locked
+        version; NotFound or PreconditionFailed if its condition does not hold; Locked if a lock protects a version that
+        would be removed.
 
         DeleteVersion: the version's bytes are released as by `Objects.delete`, or it goes into the trash until
         `until_ms`. When the current version is removed, or the last marker above a version, the next older one becomes

@@ -17,6 +17,7 @@ from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
 from nos_ec.ports.metadata.landing_segments import LandingSegments
 from nos_ec.ports.metadata.leases import Leases
+from nos_ec.ports.metadata.locks import Locks
 from nos_ec.ports.metadata.notes import Notes
 from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.rebuilding import Rebuilding
@@ -151,6 +152,7 @@ class Metadata(
     Scrubbing,
     Notes,
     Survival,
+    Locks,
     Rebuilding,
     Protocol,
 ):

@@ -35,6 +35,7 @@ from tests.contract.suites.metadata_entries_contract import EntriesContract
 from tests.contract.suites.metadata_expired_version_contract import ExpiredVersionContract
 from tests.contract.suites.metadata_explanation_contract import ExplanationContract
 from tests.contract.suites.metadata_inspection_contract import InspectionContract
+from tests.contract.suites.metadata_lock_contract import LockContract
 from tests.contract.suites.metadata_notes_contract import NotesContract
 from tests.contract.suites.metadata_producer_contract import ProducerContract
 from tests.contract.suites.metadata_rebuild_contract import RebuildContract
@@ -969,6 +970,7 @@ class MetadataContract(
     UploadContract,
     TailContract,
     VersionContract,
+    LockContract,
     ExpiredVersionContract,
     ProducerContract,
     LeaseContract,

@@ -42,7 +42,7 @@ class SqlMigrations:
         with engine.begin() as connection:
             for column in ("published_ms", "is_spread"):
                 connection.execute(text(f"ALTER TABLE waiting DROP COLUMN {column}"))
-            connection.execute(text("DELETE FROM counters WHERE name = 'galera_node'"))
+            connection.execute(text("DELETE FROM counters WHERE name IN ('galera_node', 'lock_time')"))
             connection.execute(text("UPDATE alembic_version SET version_num = '0015'"))
         engine.dispose()
         with _cut_off_before("ALTER", 2), pytest.raises(_CutOffError):
@@ -78,7 +78,7 @@ def _assert_complete(url: str) -> None:
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         counters = connection.execute(select(COUNTERS.c.name, COUNTERS.c.value).order_by(COUNTERS.c.name))
-        assert list(counters) == [("galera_node", 0), ("lease_epoch", 0)]
+        assert list(counters) == [("galera_node", 0), ("lease_epoch", 0), ("lock_time", 0)]
     engine.dispose()
     with closing(open_metadata(url)) as metadata:
         bench = MetadataBench(metadata)

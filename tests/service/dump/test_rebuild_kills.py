@@ -47,6 +47,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.parts_chosen",
     "rebuild.trash_settled",
     "rebuild.versions_ordered",
+    "rebuild.locks_applied",
     "rebuild.uploads_settled",
     "rebuild.access_loaded",
     "rebuild.counted",

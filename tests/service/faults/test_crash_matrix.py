@@ -64,6 +64,7 @@ CONSUMER_POINTS = [
     "block_store.shard_sealed",
     "writer.store_sealed",
     "writer.sealed",
+    "lock_clock.advanced",
     "reaper.doomed",
     "audit.written",
     "audit.recorded",

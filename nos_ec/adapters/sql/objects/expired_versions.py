@@ -10,6 +10,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Connection, bindparam, select
 
 from nos_ec.adapters.sql.objects import floors, object_rows
+from nos_ec.adapters.sql.objects.locks import locked_among
 from nos_ec.adapters.sql.objects.make_noncurrent import (
     COLUMNS,
     NEWEST,
@@ -62,6 +63,8 @@ def expire_version(
     if found.object_id is not None:
         row = lock_rows(connection, [found.object_id]).get(found.object_id)
     if row is not None if expired.seen is None else not is_unchanged(expired.seen, row):
+        return None
+    if row is not None and locked_among(connection, [row]):
         return None
     remove(connection, [found])
     if row is not None:

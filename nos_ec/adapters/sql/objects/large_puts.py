@@ -15,12 +15,12 @@ from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.rows import noncurrent_mark
 from nos_ec.adapters.sql.tables.schema import OBJECTS, SEGMENTS
-from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.errors import Locked, NosError, Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState, ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import Versioning, is_conditional
-from nos_ec.ports.metadata import Lease, NewLargeObject, ObjectRow, TailOf
+from nos_ec.ports.metadata import Lease, LockOf, NewLargeObject, ObjectRow, TailOf
 
 _O = OBJECTS.c
 _LARGE = advance_object(None, ObjectEvent.STORE)
@@ -40,13 +40,25 @@ class SqlLargePuts(SqlPart):
         return object_rows.next_version(previous, now_ms, conditional=conditional)
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
-        return self._write_again(record_large, self._bound(), new, lease, now_ms)
+        geometry = self._bound()
+        try:
+            return self._write_again(record_large, geometry, new, lease, now_ms)
+        except Locked:
+            return self._write_again(record_large, geometry, new, lease, now_ms, is_locked=True)
 
 
 def record_large(
-    connection: Connection, geometry: Geometry, new: NewLargeObject, lease: Lease, now_ms: int
+    connection: Connection,
+    geometry: Geometry,
+    new: NewLargeObject,
+    lease: Lease,
+    now_ms: int,
+    *,
+    is_locked: bool = False,
 ) -> bool | NosError:
-    """Record a large object, as `Objects.record_large` of the port promises. Raises Overtaken."""
+    """Record a large object, as `Objects.record_large` of the port promises. Raises Overtaken, and Locked if a version
+    that would be overwritten is locked: then the transaction must be rolled back, and run again with `is_locked`, to
+    refuse the object."""
     _check_large(new, geometry)
     # 1. Lock the row of the current version. If an earlier call has recorded this object, there is nothing to do.
     current = object_rows.lock_listed(connection, [new.key]).get(new.key)
@@ -73,7 +85,10 @@ def record_large(
     #    step of an upload fails.
     has_same = same is not None or (keeps and newest == new.version)
     may_lose = not (_must_not_be_overtaken(new) or is_conditional(newest) or has_same)
-    refusal = _refused_large(connection, new, current, now_ms, wins=wins, may_lose=may_lose)
+    if is_locked:
+        refusal: NosError | None = puts.overwrites_locked(new.key)
+    else:
+        refusal = _refused_large(connection, new, current, now_ms, wins=wins, may_lose=may_lose)
     wins = wins and refusal is None
     # 5. Seal its blocks as live or dead, or condemn them if it is refused. If they are not OPEN any more, an earlier
     #    call has done all this, and its answer is repeated.
@@ -137,7 +152,7 @@ def _refused_large(
             return refusal
     if not wins and not may_lose:
         return _changed_meanwhile(new)
-    if wins and new.step is not None and not isinstance(new.step, TailOf):
+    if wins and new.step is not None and not isinstance(new.step, TailOf | LockOf):
         return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
     return None
 

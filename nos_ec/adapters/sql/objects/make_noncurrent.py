@@ -194,7 +194,8 @@ def add_markers(connection: Connection, markers: Sequence[VersionEntry | MarkerR
 
 
 def discard(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
-    """Remove rows and release what they hold, or put them into the trash until `until_ms`. They must be locked."""
+    """Remove rows and release what they hold, or put them into the trash until `until_ms`. The rows must be locked.
+    Raises Locked if an object lock protects one of the versions."""
     if until_ms is None:
         trash.remove_rows(connection, rows, now_ms)
     else:

@@ -20,6 +20,7 @@ from sqlalchemy import (
 )
 
 from nos_ec.adapters.sql.objects import make_noncurrent, trash
+from nos_ec.adapters.sql.objects.locks import not_deleted
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import UpdateListed, looked_up
@@ -40,7 +41,7 @@ from nos_ec.adapters.sql.tables.rows import (
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, OBJECTS, SEGMENTS, WAITING, utf8
 from nos_ec.core.conditions import Condition
 from nos_ec.core.deadlines import WAIT_MS_MAX
-from nos_ec.core.errors import NotFound
+from nos_ec.core.errors import Locked, NotFound
 from nos_ec.core.ids import (
     BlockId,
     Extent,
@@ -175,10 +176,26 @@ class SqlObjects(SqlPart):
         return row
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
-        return self._write(_delete_many, keys, now_ms, until_ms) if keys else []
+        left, locked = list(keys), frozenset[Any]()
+        rows: list[ObjectRow] = []
+        while left:
+            try:
+                rows, left = self._write(_delete_many, left, now_ms, until_ms), []
+            except Locked as error:
+                locked |= error.keys
+                left = [key for key in left if key not in locked]
+        if locked:
+            raise not_deleted(locked)
+        return rows
 
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
-        return self._write(_delete_unchanged, rows, now_ms, until_ms) if rows else []
+        left = list(rows)
+        while left:
+            try:
+                return self._write(_delete_unchanged, left, now_ms, until_ms)
+            except Locked as error:
+                left = [row for row in left if row.key not in error.keys]
+        return []
 
     @reads
     def list_names(self, connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:

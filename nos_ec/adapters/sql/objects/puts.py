@@ -25,7 +25,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, se
 from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.blocks import landing_segments
-from nos_ec.adapters.sql.objects import make_noncurrent, object_rows, tails, uploads, versions, waiting
+from nos_ec.adapters.sql.objects import locks, make_noncurrent, object_rows, tails, uploads, versions, waiting
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
@@ -33,12 +33,12 @@ from nos_ec.adapters.sql.tables.rows import IDS, by_index, by_keys, delete_liste
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.deadlines import EMPTY_COPY_MS
-from nos_ec.core.errors import InvalidInput, NosError, Transient
+from nos_ec.core.errors import InvalidInput, Locked, NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectEvent, advance_object
 from nos_ec.core.versions import Versioning, as_null_version
-from nos_ec.ports.metadata import NewLargeObject, NewObject, ObjectRow, TailOf
+from nos_ec.ports.metadata import LockOf, NewLargeObject, NewObject, ObjectRow, TailOf
 
 _O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
 _LANDED, _EMPTY = (advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.KEEP))
@@ -131,22 +131,36 @@ class SqlPuts(SqlPart):
     ) -> list[ObjectRow | NosError]:
         if not objects:
             return []
-        try:
-            return self._write_again(_record_puts, objects, now_ms, together=together)
-        except RecordedBefore:
-            return self._write_again(_record_puts, objects, now_ms, together=together, again=True)
+        again, locked = False, frozenset[ObjectKey]()
+        while True:
+            try:
+                return self._write_again(_record_puts, objects, now_ms, together=together, again=again, locked=locked)
+            except RecordedBefore:
+                again = True
+            except Locked as error:
+                found = frozenset(one.key for one in objects if one.key in error.keys)
+                if together or found <= locked:
+                    raise
+                locked |= found
 
 
 def _record_puts(
-    connection: Connection, new: Sequence[NewObject], now_ms: int, *, together: bool = False, again: bool = False
+    connection: Connection,
+    new: Sequence[NewObject],
+    now_ms: int,
+    *,
+    together: bool = False,
+    again: bool = False,
+    locked: frozenset[ObjectKey] = frozenset(),
 ) -> list[ObjectRow | NosError]:
-    """Record PUTs, as `Objects.record_puts` of the port promises. Unless `again` is set, this may raise RecordedBefore,
-    and then the transaction must be rolled back."""
+    """Record PUTs, as `Objects.record_puts` of the port promises, and refuse those of the keys in `locked`. Unless
+    `again` is set, this may raise RecordedBefore. It raises Locked if a version that would be overwritten is locked.
+    Then the transaction must be rolled back."""
     _check(new)
     in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
     answers: dict[int, ObjectRow | NosError] = {}
     for turn in _turns(new):
-        by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms)
+        by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms, locked)
         answers |= {i: by_key[new[i].key] for i in turn}
     for answer in answers.values():
         if together and isinstance(answer, NosError):
@@ -207,14 +221,16 @@ def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
 
 
 def _record_turn(
-    connection: Connection, new: Sequence[NewObject], in_time: _InTime, now_ms: int
+    connection: Connection, new: Sequence[NewObject], in_time: _InTime, now_ms: int, locked: frozenset[ObjectKey]
 ) -> dict[ObjectKey, ObjectRow | NosError]:
     keys = [one.key for one in new]
     current = object_rows.lock_listed(connection, keys)
     answered: dict[ObjectKey, ObjectRow | NosError] = {
         one.key: answer for one in new if (answer := _answer(one, current.get(one.key), in_time)) is not None
     }
-    refused = _refused([one for one in new if one.key not in answered], current)
+    left = [one for one in new if one.key not in answered]
+    refused: dict[ObjectKey, NosError] = {one.key: overwrites_locked(one.key) for one in left if one.key in locked}
+    refused |= _refused([one for one in left if one.key not in refused], current)
     refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], now_ms)
     given_up = [one.landing_id for one in new if one.key in refused and one.landing_id is not None]
     _require_not_recorded(connection, given_up, in_time)
@@ -235,6 +251,11 @@ def _record_turn(
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
     return {**rows, **answered}
+
+
+def overwrites_locked(key: ObjectKey) -> Locked:
+    """Return the error for a PUT that would overwrite a locked version."""
+    return Locked(f"object {key} has a locked version, which a PUT would overwrite; nothing was changed", [key])
 
 
 NewT = TypeVar("NewT", NewObject, NewLargeObject)
@@ -306,9 +327,13 @@ def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -
 
 
 def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
-    """Take the steps of uploads, and check the blocks of tails. Return errors for objects that must not be recorded."""
-    steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf)]
+    """Take the steps of uploads, change locks, and check the blocks of tails. Return errors for objects that must not
+    be recorded."""
+    steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf | LockOf)]
     refused = uploads.take_steps(connection, steps, now_ms)
+    changes = [(one.key, one.step) for one in new if isinstance(one.step, LockOf)]
+    if changes:
+        refused |= locks.change_all(connection, changes)
     return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
 
 

@@ -16,10 +16,22 @@ from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.driver.transactions import note
 from nos_ec.adapters.sql.objects import uploads, waiting
+from nos_ec.adapters.sql.objects.locks import require_unlocked
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
-from nos_ec.adapters.sql.tables.rows import IDS, OBJECT_IDS, delete_listed, id_rows, require_all
-from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, SEGMENTS
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.adapters.sql.tables.rows import (
+    IDS,
+    OBJECT_COLUMNS,
+    OBJECT_IDS,
+    by_keys,
+    delete_listed,
+    id_rows,
+    key_rows,
+    object_row,
+    require_all,
+)
+from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, LANDING_DELETIONS, OBJECTS, SEGMENTS
+from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.core.locking.lock_note import note_key
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import ObjectRow
 
@@ -39,6 +51,7 @@ _BURY = (
 )
 
 _QUEUE = insert(LANDING_DELETIONS)
+_LOCK_NOTES = by_keys(*OBJECT_COLUMNS).with_for_update()
 _ROWS_OF_BLOCKS = looked_up(select(_B.block_id).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]), BLOCKS)
 
 
@@ -100,8 +113,9 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
     overwrites them.
 
     `not_before_ms` is the present, from which landing copies may be deleted. The dead versions are noted for
-    `Survival.watch_deaths`.
+    `Survival.watch_deaths`. Raises Locked if one of the versions is locked.
     """
+    require_unlocked(connection, rows)
     if rows:
         note(connection, (rows, not_before_ms))
     copies = [(row.landing_id, row.object_id, row.version) for row in rows if row.landing_id is not None]
@@ -113,7 +127,21 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
             burial.add(row.extent.block_id, row.extent.length)
     _remove_segments(connection, [row for row in rows if row.state is ObjectState.LARGE], burial)
     burial.apply(connection)
-    uploads.release_parts(connection, [row for row in rows if row.attributes], not_before_ms)
+    with_attributes = [row for row in rows if row.attributes]
+    uploads.release_parts(connection, with_attributes, not_before_ms)
+    notes = [note_key(row.key, lock.note) for row in with_attributes if (lock := row.lock) is not None and lock.note]
+    if notes:
+        _remove_notes(connection, notes, not_before_ms)
+
+
+def _remove_notes(connection: Connection, notes: Sequence[ObjectKey], not_before_ms: int) -> None:
+    """Remove the notes about the locks of versions that are released."""
+    found = [object_row(row) for row in connection.execute(_LOCK_NOTES, key_rows(notes))]
+    if found:
+        release(connection, found, not_before_ms)
+        listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in found))
+        gone = delete_listed(connection, OBJECTS, OBJECTS.c.object_id, OBJECT_IDS, "object_id")
+        require_all(connection.execute(gone, listed).rowcount, len(found), "lock notes")
 
 
 def _queue_copies(connection: Connection, copies: Sequence[tuple[LandingId, int, int]], not_before_ms: int) -> None:

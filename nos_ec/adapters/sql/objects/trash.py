@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
+from nos_ec.adapters.sql.objects.locks import locked_among, require_unlocked
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
@@ -78,7 +79,9 @@ EXPIRED = (
 
 
 def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int) -> None:
-    """Put versions into the trash until `until_ms`. Their rows must be locked."""
+    """Put versions into the trash until `until_ms`. Their rows must be locked. Raises Locked if an object lock protects
+    one of the versions."""
+    require_unlocked(connection, rows)
     listed = _MARKS.dump(
         (object_id, trash_mark(until_ms, object_id, now_ms)) for object_id in sorted(row.object_id for row in rows)
     )
@@ -123,6 +126,8 @@ def _purge_trash(connection: Connection, rows: Sequence[ObjectRow], now_ms: int)
         found = locked.pop(row.object_id, None)
         if found is not None and found.trash_until_ms is not None and found.trash_until_ms == row.trash_until_ms:
             gone.append(found)
+    kept = {row.object_id for row in locked_among(connection, gone)}
+    gone = [row for row in gone if row.object_id not in kept]
     if gone:
         remove_rows(connection, gone, now_ms)
         kill_point("metadata.purge_trash.before_commit")
@@ -130,7 +135,8 @@ def _purge_trash(connection: Connection, rows: Sequence[ObjectRow], now_ms: int)
 
 
 def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> None:
-    """Remove these rows, and release their landing copies and blocks. They must be locked."""
+    """Remove these rows, and release their landing copies and blocks. The rows must be locked. Raises Locked if an
+    object lock protects one of the versions."""
     release(connection, rows, now_ms)
     listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
     gone = delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id")

@@ -45,6 +45,7 @@ from nos_ec.adapters.sql.driver.transactions import Overtaken
 from nos_ec.adapters.sql.objects import floors, object_rows, trash
 from nos_ec.adapters.sql.objects.entries import FIRST_ROWS, GROWTH, Start, after_folder, end_of, start_of
 from nos_ec.adapters.sql.objects.expired_versions import expire_marker, expire_version
+from nos_ec.adapters.sql.objects.locks import lifted, locked_among, require_unlocked
 from nos_ec.adapters.sql.objects.make_noncurrent import (
     COLUMNS,
     IS_NULL,
@@ -83,7 +84,7 @@ from nos_ec.adapters.sql.tables.rows import (
 )
 from nos_ec.adapters.sql.tables.schema import OBJECTS, VERSION_FLOORS, VERSIONS, utf8
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import NosError, NotFound, PreconditionFailed
+from nos_ec.core.errors import Locked, NosError, NotFound, PreconditionFailed
 from nos_ec.core.folders import folder_of
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -195,7 +196,13 @@ class SqlVersions(SqlPart):
     def delete_versions(
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
     ) -> list[VersionEntry | NosError | None]:
-        return self._write_again(delete_all, deletions, now_ms, until_ms) if deletions else []
+        locked: dict[int, Locked] = {}
+        while deletions:
+            try:
+                return self._write_again(delete_all, deletions, now_ms, until_ms, locked)
+            except _LockedAt as refused:
+                locked[refused.index] = refused.error
+        return []
 
     def undelete(self, rows: Sequence[ObjectRow]) -> Undeleted:
         return self._write(_undelete, rows) if rows else Undeleted([], frozenset())
@@ -280,14 +287,21 @@ def raise_if_null(connection: Connection, keys: Iterable[ObjectKey], own: int | 
 
 # --- DELETE -------------------------------------------------------------------------------------------
 def delete_all(
-    connection: Connection, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None
+    connection: Connection,
+    deletions: Sequence[VersionDeletion],
+    now_ms: int,
+    until_ms: int | None,
+    locked: Mapping[int, Locked],
 ) -> list[VersionEntry | NosError | None]:
     """Carry out these deletions, in their order, and return an answer for each: what was deleted, if anything, or why
-    it was refused. Raises Overtaken."""
+    it was refused. Raises Overtaken, and _LockedAt if a lock was found after something was changed: then the
+    transaction must be rolled back, and run again with the error in `locked`, by the index of the deletion."""
     answers: list[VersionEntry | NosError | None] = []
-    for one in deletions:
+    for index, one in enumerate(deletions):
         try:
-            if isinstance(one, AddMarker):
+            if index in locked:
+                answers.append(locked[index])
+            elif isinstance(one, AddMarker):
                 answers.append(_add_marker(connection, one, now_ms, until_ms))
             elif isinstance(one, ExpireVersion):
                 answers.append(expire_version(connection, one, now_ms, until_ms))
@@ -297,8 +311,19 @@ def delete_all(
                 answers.append(_delete_version(connection, one, now_ms, until_ms))
         except _Refused as refused:
             answers.append(refused.error)
+        except Locked as error:
+            raise _LockedAt(index, error) from error
     kill_point("metadata.delete_versions.before_commit")
     return answers
+
+
+class _LockedAt(Exception):
+    """A lock refuses the deletion with this index."""
+
+    def __init__(self, index: int, error: Locked) -> None:
+        super().__init__(str(error))
+        self.index = index
+        self.error = error
 
 
 class _Refused(Exception):
@@ -314,6 +339,14 @@ def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None)
             raise _Refused(refusal)
 
 
+def _require_unlocked(connection: Connection, row: ObjectRow) -> None:
+    """Refuse the deletion before anything is changed, so that the transaction goes on with the next one."""
+    try:
+        require_unlocked(connection, [row])
+    except Locked as error:
+        raise _Refused(error) from error
+
+
 def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_ms: int | None) -> VersionEntry:
     """Delete an object by adding a marker. Raises Overtaken."""
     key, versioning = deletion.key, deletion.versioning
@@ -321,6 +354,8 @@ def _add_marker(connection: Connection, deletion: AddMarker, now_ms: int, until_
     _require(key, deletion.condition, current)
     if deletion.seen is not None and not is_unchanged(deletion.seen, current):
         raise _Refused(PreconditionFailed(f"object {key} was changed meanwhile; nothing was deleted", key=key))
+    if current is not None and not stays(current, versioning):
+        _require_unlocked(connection, current)
     is_null = versioning is Versioning.SUSPENDED
     highest = highest_numbers(connection, [key], [key]).get(key, 0)
     if current is not None and stays(current, versioning):
@@ -348,6 +383,9 @@ def _delete_version(
     current = object_rows.lock(connection, key)
     if current is not None and _is_asked(current, deletion.version):
         _require(key, deletion.condition, current)
+        if deletion.bypass:
+            current = lifted(connection, current)
+        _require_unlocked(connection, current)
         discard(connection, [current], now_ms, until_ms)
         if deletion.version is None:
             remove_nulls(connection, [key], now_ms, until_ms)
@@ -364,6 +402,10 @@ def _delete_version(
     if found.object_id is not None:
         row = lock_rows(connection, [found.object_id]).get(found.object_id)
     _require(key, deletion.condition, row)
+    if row is not None:
+        if deletion.bypass:
+            row = lifted(connection, row)
+        _require_unlocked(connection, row)
     remove(connection, [found])
     if row is not None:
         discard(connection, [row], now_ms, until_ms)
@@ -585,6 +627,10 @@ def _leave_one_null(connection: Connection, key: ObjectKey, now_ms: int, until_m
     replaced = nulls if current is not None and not current.has_version_id else nulls[1:]
     if replaced:
         rows = lock_rows(connection, [found.object_id for found in replaced if found.object_id is not None])
+        kept = {row.object_id for row in locked_among(connection, rows.values())}
+        rows = {object_id: row for object_id, row in rows.items() if object_id not in kept}
+        replaced = [found for found in replaced if found.object_id not in kept]
+    if replaced:
         remove(connection, replaced)
         if rows:
             discard(connection, list(rows.values()), now_ms, until_ms)

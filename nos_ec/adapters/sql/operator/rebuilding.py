@@ -47,7 +47,7 @@ from nos_ec.adapters.sql.tables.schema import (
     utf8,
 )
 from nos_ec.core.deadlines import QUARANTINE_MS
-from nos_ec.core.errors import Conflict
+from nos_ec.core.errors import Conflict, Locked
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, in_log, log_of
 from nos_ec.core.states import BlockState
@@ -162,8 +162,10 @@ def _write_state(connection: Connection, now: str) -> None:
 
 
 def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
-    """Return whether both are versions of their key, so that the older one stays."""
-    return older.object_id != newer.object_id and (older.is_of_versions or newer.is_of_versions)
+    """Return whether both are versions of their key, so that the older one stays. One that ever was locked stays, too:
+    how long it is locked is known only at the end."""
+    are_different = older.object_id != newer.object_id
+    return are_different and (older.is_of_versions or newer.is_of_versions or older.lock is not None)
 
 
 def _rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
@@ -197,7 +199,25 @@ def _unsettled(version: int) -> bytes:
     return UNSETTLED_MS.to_bytes(UNTIL_BYTES) + version.to_bytes(TRASHED_BYTES - UNTIL_BYTES)
 
 
+def _require_kept(rebuilt: Sequence[Rebuilt]) -> None:
+    """Raise Locked if one of these rows would replace a version that has, or had, a lock, and none of them keeps that
+    version."""
+    kept = {(one.row.key, one.row.version) for one in rebuilt}
+    for one in rebuilt:
+        old = one.instead_of
+        if old is not None and old.lock is not None and (old.key, old.version) not in kept:
+            row = next((two.row for two in rebuilt if _has_bytes_of(two.row, old)), None)
+            if row is None:
+                raise Locked(f"object {old.key}: version {old.version} has a lock; a rebuild must keep it", [old.key])
+
+
+def _has_bytes_of(row: ObjectRow, old: ObjectRow) -> bool:
+    """Return whether a row, which may have another number, has the bytes of a version."""
+    return (row.key, row.size, row.crc32c, row.md5) == (old.key, old.size, old.crc32c, old.md5)
+
+
 def _place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
+    _require_kept(rebuilt)
     _delete(connection, [one.instead_of for one in rebuilt if one.instead_of is not None])
     _insert(connection, rebuilt, now_ms)
     _unqueue(connection, rebuilt)

@@ -337,7 +337,8 @@ COUNTERS = _table(
     _bigint("value"),
 )
 """`lease_epoch` is the last epoch of a lease. `galera_node` is the number of the Galera node that writes, and 0 before
-one does (nos_ec.adapters.sql.driver.galera). Migrations insert both rows."""
+one does (nos_ec.adapters.sql.driver.galera). `lock_time` is the lock time (objects/locks.py). Migrations insert these
+rows."""
 
 LANDING_DELETIONS = _table(
     "landing_deletions",

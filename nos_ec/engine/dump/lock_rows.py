@@ -1,0 +1,79 @@
+"""Applies notes about locks in a rebuild, when all versions are known (core.locking.lock_note).
+
+A note names its version by its number. A version that was recovered from a landing copy has another number, close to
+the time of its PUT; then size and CRC32C decide, too. If that fits several versions, each of them is locked as the note
+says, but none gets a weaker lock than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import structlog
+
+from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.locking.lock import Lock, LockMode, with_lock
+from nos_ec.core.locking.lock_note import LockNote, decode_note, note_buckets, note_number
+from nos_ec.core.versions import put_ms_of
+from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, PUT_MS_MAX, RebuildInput
+from nos_ec.engine.expiry.noncurrent import noncurrent_of
+from nos_ec.ports.metadata import Metadata, ObjectRow
+
+_log = structlog.get_logger(__name__)
+
+
+def apply_notes(stores: RebuildInput) -> int:
+    """Give each version the lock in its last note. A note that cannot be read is
+    logged. Running it again changes nothing. Returns how many versions got one. Raises Transient."""
+    changed = 0
+    for row in _notes(stores.metadata):
+        try:
+            note = decode_note(stores.bytes_of(row))
+        except (Corrupt, NotFound) as error:
+            _log.error(
+                "a note about a lock cannot be read; the version has the lock of its PUT",
+                note=str(row.key),
+                error=str(error),
+            )
+            continue
+        versions = [one for page in _versions_of(note.key, stores.metadata) for one in page if _may_be(note, one)]
+        exact = [one for one in versions if one.version == note.version]
+        lock = note.lock(note_number(row.key))
+        if not exact and len(versions) == 1:
+            exact = versions
+        for version in exact or versions:
+            new = lock if exact else _stronger(lock, version.lock or Lock())
+            attributes = with_lock(version.attributes, new)
+            if attributes != version.attributes and stores.metadata.set_attributes(version, attributes):
+                changed += 1
+    return changed
+
+
+def _notes(metadata: Metadata) -> Iterator[ObjectRow]:
+    for bucket in note_buckets():
+        after = ""
+        while page := metadata.list_objects(bucket, "", after, PAGE_ROWS):
+            yield from page
+            after = page[-1].key.name
+
+
+def _versions_of(key: ObjectKey, metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
+    """Yield the versions of a key, the current one first."""
+    yield list(metadata.rows_of([key]).values())
+    yield from noncurrent_of(key, metadata)
+
+
+def _may_be(note: LockNote, row: ObjectRow) -> bool:
+    """Return whether a note may be about this version: it has its bytes, and nearly its time."""
+    apart_ms = abs(put_ms_of(row.version) - put_ms_of(note.version))
+    return (row.size, row.crc32c) == (note.size, note.crc32c) and apart_ms <= PUT_MS_MAX
+
+
+def _stronger(one: Lock, other: Lock) -> Lock:
+    """Return a lock that protects at least what each of the two protects."""
+    retained = [lock for lock in (one, other) if lock.mode is not None]
+    mode = max((lock.mode for lock in retained), key=lambda mode: mode is LockMode.COMPLIANCE, default=None)
+    until_ms = max((lock.until_ms for lock in retained), default=0)
+    return replace(one, mode=mode, until_ms=until_ms, hold=one.hold or other.hold)

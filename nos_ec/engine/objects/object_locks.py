@@ -1,0 +1,39 @@
+"""Changes locks of versions, durably, and so that a rebuild of the metadata finds the change (docs/adr/0053)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import BytesIO
+
+from nos_ec.core.locking.lock import Lock
+from nos_ec.core.locking.lock_note import encode_note, note_key
+from nos_ec.engine.objects.store import Store
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import LockOf, Locks, ObjectRow, PutRequest
+
+
+class ObjectLocks:
+    """Changes locks. Safe to call from several threads."""
+
+    def __init__(self, store: Store, metadata: Locks, clock: Clock) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._clock = clock
+
+    def start_ms(self) -> int:
+        """Return the time at which a retention begins that starts now, in Unix milliseconds: the latest of three
+        clocks, so that none that is slow shortens it. Raises Transient."""
+        times = self._metadata.lock_times()
+        return max(self._clock.now_ms(), times.lock_ms, times.database_ms)
+
+    def change(self, row: ObjectRow, lock: Lock, *, bypass: bool = False) -> None:
+        """Give the version of this row another lock, durably. With `bypass`, a retention in the mode GOVERNANCE may be
+        shortened. Raises Locked if the retention may not be changed like this, Conflict if the version does not exist
+        any more or has other attributes than `row`, InvalidInput (too many attributes), NoSpace, Transient."""
+        known = row.lock
+        lock = replace(lock, note=row.version if known is None or not known.note else known.note)
+        step = LockOf(row, lock, bypass)
+        _ = step.attributes  # raises InvalidInput before anything is written
+        note = encode_note(row.key, row.version, row.size, row.crc32c, lock)
+        self._store.put_record(PutRequest(note_key(row.key, lock.note), step=step), BytesIO(note))
+        self._store.forget(row.key)
