@@ -20,7 +20,7 @@ from typing import Any
 from nos_ec.s3.actions import ACTIONS_ON_BUCKETS, ACTIONS_ON_OBJECTS, KNOWN_ACTIONS
 from nos_ec.s3.conditions.keys import Facts, NoFacts
 from nos_ec.s3.conditions.operators import AnyCondition, BadCondition, conditions_of
-from nos_ec.s3.conditions.patterns import BadVariable, Patterns, Pieces, Request, Settled, pieces_of, wildcards
+from nos_ec.s3.conditions.patterns import BadVariable, Evaluation, Patterns, Pieces, Settled, pieces_of, wildcards
 from nos_ec.s3.errors import S3Error
 
 POLICY_BYTES_MAX = 20 << 10
@@ -53,9 +53,9 @@ class Selection:
     patterns: Patterns
     negated: bool
 
-    def covers(self, text: str, request: Request) -> bool:
+    def covers(self, text: str, evaluation: Evaluation) -> bool:
         """Return whether the statement covers this action or resource. Raises Settled."""
-        return self.patterns.match(text, request) is not self.negated
+        return self.patterns.match(text, evaluation) is not self.negated
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class Statement:
     def matches(self, account: str | None, action: str, resource: str, facts: Facts) -> bool | None:
         """Return whether the statement matches a request of this account (None: an anonymous request). None if that
         depends on tags that are not known yet."""
-        request = Request(action.lower(), facts, self.allows)
+        evaluation = Evaluation(action.lower(), facts, self.allows)
         if self.accounts is not None and account not in self.accounts:
             return False
-        if not self.actions.covers(request.action, request):  # actions have no variables
+        if not self.actions.covers(evaluation.action, evaluation):  # actions have no variables
             return False
-        tests: list[Callable[[Request], bool]] = [partial(self.resources.covers, resource)]
+        tests: list[Callable[[Evaluation], bool]] = [partial(self.resources.covers, resource)]
         tests += [one.holds for one in self.conditions]
         found: bool | None = True
         for test in tests:
             try:
-                holds: bool | None = test(request)
+                holds: bool | None = test(evaluation)
             except Settled as settled:
                 holds = settled.matches
             if holds is False:

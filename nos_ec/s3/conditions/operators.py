@@ -21,9 +21,9 @@ from typing import Any
 from nos_ec.s3.conditions.keys import KeyType, NamedKey, find_key
 from nos_ec.s3.conditions.patterns import (
     BadVariable,
+    Evaluation,
     Patterns,
     Pieces,
-    Request,
     Settled,
     filled,
     fixed_text,
@@ -54,7 +54,7 @@ class Every(Enum):
     ANY = "ForAnyValue"
 
 
-Match = Callable[[str, Request], bool]
+Match = Callable[[str, Evaluation], bool]
 """Returns whether a value of a request matches one of the values in the policy. Raises Settled."""
 
 
@@ -70,21 +70,21 @@ class Condition:
     every: Every | None = None
     is_fixed: bool = False
 
-    def holds(self, request: Request) -> bool:
+    def holds(self, evaluation: Evaluation) -> bool:
         """Return whether the condition holds. Raises Settled."""
-        values = request.values(self.named)
+        values = evaluation.values(self.named)
         if any(len(value) > TEXT_CHARS_MAX for value in values):
-            raise Settled(not request.allows)
+            raise Settled(not evaluation.allows)
         if self.every is Every.ALL:
-            return all(self._holds_for(value, request) for value in values)
+            return all(self._holds_for(value, evaluation) for value in values)
         if self.every is Every.ANY:
-            return any(self._holds_for(value, request) for value in values)
+            return any(self._holds_for(value, evaluation) for value in values)
         if not values:
             return self.if_exists or self.negated
-        return self._holds_for(values[0], request)
+        return self._holds_for(values[0], evaluation)
 
-    def _holds_for(self, value: str, request: Request) -> bool:
-        return self.match(value, request) is not self.negated
+    def _holds_for(self, value: str, evaluation: Evaluation) -> bool:
+        return self.match(value, evaluation) is not self.negated
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class NullCondition:
     missing: frozenset[bool]
     is_fixed: bool = False
 
-    def holds(self, request: Request) -> bool:
+    def holds(self, evaluation: Evaluation) -> bool:
         """Return whether the condition holds. Raises Settled."""
-        return (not request.values(self.named)) in self.missing
+        return (not evaluation.values(self.named)) in self.missing
 
 
 AnyCondition = Condition | NullCondition
@@ -180,8 +180,8 @@ def _equal(fold: Callable[[str], str]) -> Callable[[Sequence[Pieces]], Match]:
         fixed = {fold(text) for pieces in alternatives if (text := fixed_text(pieces)) is not None}
         others = [pieces for pieces in alternatives if fixed_text(pieces) is None]
 
-        def match(value: str, request: Request) -> bool:
-            texts = [filled(pieces, request) for pieces in others]
+        def match(value: str, evaluation: Evaluation) -> bool:
+            texts = [filled(pieces, evaluation) for pieces in others]
             return fold(value) in fixed or fold(value) in (fold(text) for text in texts)
 
         return match
@@ -202,10 +202,10 @@ def _arn(alternatives: Sequence[Pieces]) -> Match:
             raise BadCondition("a value is not an ARN")
         listed.append([Patterns([part]) for part in parts])
 
-    def match(value: str, request: Request) -> bool:
+    def match(value: str, evaluation: Evaluation) -> bool:
         parts = value.split(":", _ARN_PARTS - 1)
         found = [
-            [pattern.match(part, request) for pattern, part in zip(patterns, parts, strict=False)]
+            [pattern.match(part, evaluation) for pattern, part in zip(patterns, parts, strict=False)]
             for patterns in listed
         ]
         return len(parts) == _ARN_PARTS and any(all(of_parts) for of_parts in found)
@@ -219,7 +219,7 @@ def _of_values(parse: Callable[[str], Any], compare: Callable[[Any, Any], bool])
     def matcher(alternatives: Sequence[Pieces]) -> Match:
         wanted = [_parsed(parse, pieces) for pieces in alternatives]
 
-        def match(value: str, _: Request) -> bool:
+        def match(value: str, _: Evaluation) -> bool:
             try:
                 found = parse(value)
             except ValueError:

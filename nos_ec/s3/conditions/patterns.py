@@ -35,8 +35,8 @@ class Settled(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The request for which a statement is evaluated. `action` is in lower case; `allows` is the effect of the
+class Evaluation:
+    """One evaluation of a statement for a request. `action` is in lower case; `allows` is the effect of the
     statement."""
 
     action: str
@@ -67,13 +67,13 @@ class Variable:
     named: NamedKey
     default: str | None
 
-    def value(self, request: Request) -> str:
+    def value(self, evaluation: Evaluation) -> str:
         """Return the value. Raises Settled if there is none, or none that can be used: then an Allow does not match,
         and a Deny does."""
-        found = request.values(self.named)
+        found = evaluation.values(self.named)
         text = found[0] if found else self.default
         if text is None or len(text) > VALUE_CHARS_MAX or _END in text:
-            raise Settled(not request.allows)
+            raise Settled(not evaluation.allows)
         return text
 
 
@@ -124,10 +124,10 @@ def fixed_text(pieces: Pieces) -> str | None:
     return "".join(found)
 
 
-def filled(pieces: Pieces, request: Request) -> str:
+def filled(pieces: Pieces, evaluation: Evaluation) -> str:
     """Return a text without wildcards, with the values of its variables. Raises Settled."""
     return "".join(
-        piece if isinstance(piece, str) else piece.text if isinstance(piece, Verbatim) else piece.value(request)
+        piece if isinstance(piece, str) else piece.text if isinstance(piece, Verbatim) else piece.value(evaluation)
         for piece in pieces
     )
 
@@ -161,9 +161,9 @@ class Patterns:
             self._with_variables.append((variables, re.compile(values + _regex(pieces), re.DOTALL)))
         self._fixed = re.compile("|".join(f"(?:{one})" for one in fixed), re.DOTALL) if fixed else None
 
-    def match(self, text: str, request: Request) -> bool:
+    def match(self, text: str, evaluation: Evaluation) -> bool:
         """Return whether an alternative matches the text. Raises Settled."""
-        values = {one: one.value(request) for variables, _ in self._with_variables for one in variables}
+        values = {one: one.value(evaluation) for variables, _ in self._with_variables for one in variables}
         if self._fixed is not None and self._fixed.fullmatch(text) is not None:
             return True
         return any(
