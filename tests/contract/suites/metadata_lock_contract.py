@@ -23,6 +23,7 @@ from nos_ec.ports.metadata import (
     NewObject,
     ObjectRow,
     Rebuilt,
+    VersionDeletion,
     VersionEntry,
 )
 from tests.contract.suites.metadata_version_contract import ENABLED, SUSPENDED, mark, numbers
@@ -81,7 +82,7 @@ class LockContract:
                     attempt(until_ms)
                 assert refused.value.keys == {row.key}
             assert metadata.delete_unchanged([row], now_ms, until_ms) == []
-            deletions = [DeleteVersion(row.key, None), AddMarker(row.key, SUSPENDED)]
+            deletions: list[VersionDeletion] = [DeleteVersion(row.key, None), AddMarker(row.key, SUSPENDED)]
             answers = metadata.delete_versions(deletions, now_ms, until_ms)
             assert [type(one) for one in answers] == [Locked, Locked]
         assert metadata.get(row.key) == row

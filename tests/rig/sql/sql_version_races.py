@@ -62,7 +62,7 @@ class SqlVersionRaces:
         row = put(bench, ENABLED)
         marker = mark(bench)
         with ThreadPoolExecutor(1) as pool, metadata._engine.connect() as connection:
-            versions.delete_all(connection, [DeleteVersion(KEY, marker.version)], 1, None)
+            versions.delete_all(connection, [DeleteVersion(KEY, marker.version)], 1, None, {})
             removing = pool.submit(remove, bench, row.version)
             assert wait([removing], WAITS_S).not_done, "it does not wait for the row"
             connection.commit()
@@ -155,7 +155,7 @@ def _while_open(
         make_noncurrent.newest_versions(connection, [KEY])
         called = pool.submit(call)
         assert wait([called], WAITS_S).not_done, "it does not wait for the rows"
-        versions.delete_all(connection, steps, now_ms, None)
+        versions.delete_all(connection, steps, now_ms, None, {})
         connection.commit()
         return called.result()
 
