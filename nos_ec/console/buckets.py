@@ -21,7 +21,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nos_ec.composition.developer_values import FIGURES_MS
+from nos_ec.composition.explaining import object_explainer
 from nos_ec.composition.wiring import System
+from nos_ec.console.flow import OLDEST_ROWS, oldest_waiting
 from nos_ec.console.panels import Panels
 from nos_ec.console.view import View
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
@@ -30,6 +32,7 @@ from nos_ec.core.ids import BUCKET_BYTES_MAX
 from nos_ec.core.packing.lifetimes import OTHERS, DeathRates
 from nos_ec.core.tails import hidden_prefix
 from nos_ec.engine.expiry.survival import table_of
+from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.figures.bucket_sample import NEW_DAYS, BucketFigures, sample_buckets
 from nos_ec.engine.texts import printable
 from nos_ec.ports.metadata import BucketRow, DocumentKind, Metadata, Rights, SurvivalRow
@@ -87,6 +90,30 @@ def count_objects(metadata: Metadata, bucket: str) -> Counted:
     """Return what the first page of a bucket's listing holds. Raises Transient."""
     page = metadata.list_summaries(bucket, "", "", "", COUNTED_MAX, BUDGET_MS)
     return Counted(len(page.objects), sum(one.size for one in page.objects), page.next_after is None)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketWaiting:
+    """The objects of a bucket among the `examined` ones that wait longest to be packed. If `is_all`, no others wait.
+    `oldest` explains the one that has waited longest; None if there is none, or if it was deleted meanwhile."""
+
+    objects: int
+    size_bytes: int
+    examined: int
+    is_all: bool
+    oldest: ObjectExplanation | None
+
+
+def find_waiting(system: System, bucket: str) -> BucketWaiting:
+    """Return what waits of a bucket, and why. Raises Transient."""
+    rows, objects = oldest_waiting(system.metadata)
+    its = [row for row in rows if row.object_id in objects and objects[row.object_id].key.bucket == bucket]
+    explained = None
+    if its:
+        with suppress(NotFound):
+            explained = object_explainer(system).explain(objects[its[0].object_id].key)
+    size_bytes = sum(row.size for row in its)
+    return BucketWaiting(len(its), size_bytes, len(rows), len(rows) < OLDEST_ROWS, explained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +277,8 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
             raise InvalidInput("give the name of a bucket")
         owned = panels.once(("bucket", name), lambda: read_owned(metadata, name))
         counted = panels.once(("counted", name), lambda: count_objects(metadata, name))
-        panels.wait_for(sample, survival, owned, counted)
+        waiting = panels.once(("waiting", name), lambda: find_waiting(system, name))
+        panels.wait_for(sample, survival, owned, counted, waiting)
         return view.page(
             request,
             "bucket.html",
@@ -260,6 +288,7 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
             sample=panels.shown(sample),
             counted=panels.shown(counted),
             counted_max=COUNTED_MAX,
+            waiting=panels.shown(waiting),
             survival=panels.shown(survival),
             owned=panels.shown(owned),
             age_marks=AGE_MARKS,

@@ -20,11 +20,14 @@ from nos_ec.core.ids import ObjectKey, time_of
 from nos_ec.core.publishing.slots import SLOTS, is_member_lease, is_producer_lease, leased_slot, member_of
 from nos_ec.core.states import BlockState, ObjectState, SegmentState
 from nos_ec.engine.figures.log_figures import StateFigures
-from nos_ec.ports.metadata import Lease, ObjectRow, Totals, WaitingRow
+from nos_ec.ports.metadata import Lease, Metadata, ObjectRow, Totals, WaitingRow
 
 OLDEST_ROWS = 1000
 """How many of the oldest waiting objects are read."""
 OLDEST_SHOWN = 20
+LATE_MS = 900_000
+"""A message that waits for so much longer than an object should wait to be packed is late, as in the alert rule
+NosEcPackingStandsStill."""
 LEASES_SHOWN = 200
 
 
@@ -47,11 +50,21 @@ class Stages:
 @dataclass(frozen=True, slots=True)
 class Partition:
     """A partition of the message log. `holder` is None if no consumer owns it; `waits_ms` is the age of the oldest
-    message that waits for the group, None if it is unknown, and 0 if none waits."""
+    message that waits for the group, None if it is unknown, and 0 if none waits. `is_late`: it waits for too long."""
 
     number: int
     holder: str | None
     waits_ms: int | None
+    is_late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A consumer that holds late partitions, or None for late partitions that no consumer holds."""
+
+    holder: str | None
+    partitions: Sequence[int]
+    waits_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +127,25 @@ def stages(
 
 
 def partitions(
-    count: int, holders: Mapping[int, str], passed_until: Mapping[int, int], now_ms: int
+    count: int, holders: Mapping[int, str], passed_until: Mapping[int, int], now_ms: int, late_ms: int
 ) -> Sequence[Partition]:
-    """Return the partitions in order."""
+    """Return the partitions in order. A message that waits for longer than `late_ms` is late."""
+    waits = {number: max(0, now_ms - until_ms) for number, until_ms in passed_until.items()}
     return [
-        Partition(
-            number,
-            holders.get(number),
-            max(0, now_ms - passed_until[number]) if number in passed_until else None,
-        )
+        Partition(number, holders.get(number), waits.get(number), waits.get(number, 0) > late_ms)
         for number in range(count)
     ]
+
+
+def stuck(found: Sequence[Partition]) -> Sequence[Stuck]:
+    """Return who holds late partitions, and which ones, the longest wait first."""
+    late = [one for one in found if one.is_late]
+    groups = {holder: [one for one in late if one.holder == holder] for holder in {one.holder for one in late}}
+    every = [
+        Stuck(holder, [one.number for one in its], max(one.waits_ms or 0 for one in its))
+        for holder, its in groups.items()
+    ]
+    return sorted(every, key=lambda one: (-one.waits_ms, one.partitions))
 
 
 def oldest(rows: Sequence[WaitingRow], objects: Mapping[int, ObjectRow], now_ms: int) -> Oldest:
@@ -141,6 +162,12 @@ def oldest(rows: Sequence[WaitingRow], objects: Mapping[int, ObjectRow], now_ms:
     ]
     buckets = Counter(objects[row.object_id].key.bucket for row in rows if row.object_id in objects)
     return Oldest(shown, buckets.most_common(10), len(rows))
+
+
+def oldest_waiting(metadata: Metadata) -> tuple[Sequence[WaitingRow], Mapping[int, ObjectRow]]:
+    """Return the OLDEST_ROWS objects that wait longest, and their rows by object id. Raises Transient."""
+    rows = metadata.waiting_after(None, OLDEST_ROWS)
+    return rows, metadata.objects_with([row.object_id for row in rows])
 
 
 def leases(found: Iterable[Lease], now_ms: int) -> Leases:
@@ -179,13 +206,13 @@ class Readings:
         with closing(self._system.worker.group_progress("console")) as progress:
             # The time before: where nothing waits, the group has passed the time of the request, which may take long.
             holders, now_ms, passed_until = progress.holders(), self._system.clock.now_ms(), progress.passed_until()
-        return partitions(self._system.settings.log.partitions, holders, passed_until, now_ms)
+        consumer = self._system.settings.consumer
+        late_ms = max(consumer.linger_ms, consumer.linger_max_ms) + LATE_MS
+        return partitions(self._system.settings.log.partitions, holders, passed_until, now_ms, late_ms)
 
     def oldest(self) -> Oldest:
         """Return the objects that wait longest."""
-        metadata = self._system.metadata
-        rows = metadata.waiting_after(None, OLDEST_ROWS)
-        return oldest(rows, metadata.objects_with([row.object_id for row in rows]), self._system.clock.now_ms())
+        return oldest(*oldest_waiting(self._system.metadata), self._system.clock.now_ms())
 
     def leases(self) -> Leases:
         """Return who writes and who publishes."""
@@ -206,6 +233,6 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
     def flow(request: Request) -> Response:
         panels.wait_for(*sources.values())
         shown: dict[str, Any] = {name: panels.shown(source) for name, source in sources.items()}
-        return view.page(request, "flow.html", "Flow", group=system.settings.consumer.group, **shown)
+        return view.page(request, "flow.html", "Flow", group=system.settings.consumer.group, stuck=stuck, **shown)
 
     return [Route("/flow", flow)]

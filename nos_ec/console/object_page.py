@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -21,10 +21,12 @@ from nos_ec.core.versions import put_ms_of
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
-from nos_ec.ports.metadata import ObjectRow, TrashMark, VersionEntry
+from nos_ec.ports.metadata import ObjectRow, ScrubPass, TrashMark, VersionEntry
 
 PLACES_MAX = 100
 """The most places of a large object that the page lists."""
+SAFETY_BLOCKS_MAX = 20
+"""The most blocks of a large object whose shards are looked for."""
 VERSIONS_MAX = 50
 VERSION_DIGITS_MAX = 18
 """Every database can compare such a number."""
@@ -37,6 +39,18 @@ class Event:
     at_ms: int
     what: str
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """How the blocks of a version are kept. `blocks` of them were looked at, and `more` were not. The worst of them
+    lacks the shards `missing`; None if the storage system finds and repairs missing shards itself. `scrub` is the last
+    complete pass over the whole store, if it began after all these blocks did."""
+
+    blocks: int
+    more: int
+    missing: Sequence[int] | None
+    scrub: ScrubPass | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,7 @@ class Life:
     versions: list[Entry]
     explained: ObjectExplanation | None
     unknown: list[str]
+    safety: Safety | None
 
 
 def find_life(system: System, key: ObjectKey, version: int | None, trash: TrashMark | None) -> Life:
@@ -77,6 +92,7 @@ def find_life(system: System, key: ObjectKey, version: int | None, trash: TrashM
         events += _waiting(system, row, explained)
         events += _packed(system, row, unknown)
         events += _in_trash(row)
+    safety = _safety(system, extents, unknown)
     versions = system.metadata.list_versions(key.bucket, key.name, "", ("", None), VERSIONS_MAX, BUDGET_MS)
     return Life(
         key,
@@ -89,6 +105,7 @@ def find_life(system: System, key: ObjectKey, version: int | None, trash: TrashM
         [version_entry(one) for one in versions.entries if not isinstance(one, str) and one.key == key],
         explained,
         unknown,
+        safety,
     )
 
 
@@ -144,6 +161,28 @@ def _packed(system: System, row: ObjectRow, unknown: list[str]) -> Iterator[Even
     yield Event(time_of(row.extent.block_id), f"{what}, or later", "the id of the block; its header cannot be read")
 
 
+def _safety(system: System, extents: Sequence[Extent], unknown: list[str]) -> Safety | None:
+    """Return how the blocks of these extents are kept. None if there are none, or if that cannot be found out."""
+    every = list(dict.fromkeys(extent.block_id for extent in extents))
+    blocks = every[:SAFETY_BLOCKS_MAX]
+    if not blocks:
+        return None
+    try:
+        missing = max((system.blocks.missing_shards(one) for one in blocks), key=len)
+    except NosError as error:
+        unknown.append(f"which shards its blocks lack: {error}")
+        return None
+    state = system.metadata.scrub_state()
+    last = None if state is None else state.last
+    begun_ms = max(map(time_of, every))
+    return Safety(
+        len(blocks),
+        len(every) - len(blocks),
+        None if system.settings.store.backend == "ceph" else missing,
+        None if last is None or last.began_ms < begun_ms else last,
+    )
+
+
 def _in_trash(row: ObjectRow) -> Iterator[Event]:
     if row.trashed_ms is not None:
         yield Event(row.trashed_ms, "deleted into the trash", "the mark of its row")
@@ -168,6 +207,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
             life=life,
             put_ms_of=put_ms_of,
             versions_max=VERSIONS_MAX,
+            geometry=system.geometry,
         )
 
     return [Route("/objects/one", one)]

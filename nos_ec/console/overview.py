@@ -92,6 +92,7 @@ class Space:
     space_amplification: float | None
     target: float | None
     live_bytes: int
+    trash_bytes: int
     raw_bytes: int
     objects: int
     behind: str | None
@@ -163,6 +164,7 @@ def space(found: StoreFigures, target: float | None) -> Space:
         totals.space_amplification,
         target,
         totals.live_bytes,
+        totals.trash_bytes,
         geometry.raw_bytes(totals.stripes),
         totals.packed_objects + totals.large_objects,
         found.behind,

@@ -118,8 +118,20 @@ def test_stages_show_what_they_hold() -> None:
 
 
 def test_a_partition_without_a_consumer_or_a_known_time_says_so() -> None:
-    found = flow.partitions(3, {0: "consumer-a"}, {0: NOW_MS, 1: NOW_MS - 5000}, NOW_MS)
-    assert found == [flow.Partition(0, "consumer-a", 0), flow.Partition(1, None, 5000), flow.Partition(2, None, None)]
+    found = flow.partitions(3, {0: "consumer-a"}, {0: NOW_MS, 1: NOW_MS - 5000}, NOW_MS, 5000)
+    assert found == [
+        flow.Partition(0, "consumer-a", 0, is_late=False),
+        flow.Partition(1, None, 5000, is_late=False),
+        flow.Partition(2, None, None, is_late=False),
+    ]
+    assert flow.stuck(found) == []
+
+
+def test_who_holds_late_partitions_is_named_the_longest_wait_first() -> None:
+    until_ms = {0: NOW_MS - 6000, 1: NOW_MS - 9000, 2: NOW_MS - 7000, 3: NOW_MS}
+    found = flow.partitions(5, {0: "a", 2: "a", 3: "b"}, until_ms, NOW_MS, 5000)
+    assert [one.is_late for one in found] == [True, True, True, False, False]
+    assert flow.stuck(found) == [flow.Stuck(None, [1], 9000), flow.Stuck("a", [0, 2], 7000)]
 
 
 def test_a_slow_message_log_makes_no_message_wait() -> None:
@@ -138,7 +150,8 @@ def test_a_slow_message_log_makes_no_message_wait() -> None:
         def close(self) -> None:
             pass
 
-    settings = SimpleNamespace(log=SimpleNamespace(partitions=2))
+    consumer = SimpleNamespace(linger_ms=1000, linger_max_ms=1000)
+    settings = SimpleNamespace(log=SimpleNamespace(partitions=2), consumer=consumer)
     worker = SimpleNamespace(group_progress=lambda _: Slow())
     system = cast(System, SimpleNamespace(clock=clock, settings=settings, worker=worker))
     assert [one.waits_ms for one in flow.Readings(system).partitions()] == [0, 3000]
@@ -254,7 +267,8 @@ def test_hostile_names_are_text() -> None:
         group=HOSTILE,
         stages=Panel(None, None, f"away: {HOSTILE}"),
         lag=Panel(None, None, HOSTILE),
-        partitions=Panel([flow.Partition(0, HOSTILE, None)], NOW_MS),
+        stuck=flow.stuck,
+        partitions=Panel([flow.Partition(0, HOSTILE, 5000, is_late=True)], NOW_MS),
         oldest=Panel(flow.Oldest(objects, [(HOSTILE, 1)], 1), NOW_MS),
         leases=Panel(flow.Leases([HOSTILE], 1, 16, [flow.Holder(HOSTILE, 1, 1)], 0), NOW_MS),
     )
