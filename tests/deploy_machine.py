@@ -8,6 +8,7 @@ the units say.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import pwd
@@ -22,6 +23,8 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
+from urllib.parse import urlencode
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -37,12 +40,20 @@ LOG = ROOT / "var" / "dev" / "deploy.log"
 """Of the daemons. fresh_machine.sh shows its end when this fails."""
 ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api", "console", "operator")
 DAEMONS = ("nos-ec-producer.service", "nos-ec-consumer@1.service", "nos-ec-api.service")
+CONSOLES = ("nos-ec-console.service", "nos-ec-operator.service")
+"""Only one of them runs at a time."""
 SETTINGS = {
     "consumer": {"CONSUMER__LINGER_MS": "0", "CONSUMER__LINGER_MAX_MS": "0", "REAPER__LANDING_GRACE_MS": "0"},
     "gc": {"GC__BLOCK_GRACE_MS": "0"},
 }
 """For their `environment` files, so that nothing has to be waited for."""
-PORTS = {"producer": "MONITORING__PORT", "consumer": "MONITORING__PORT", "api": "API__PORT"}
+PORTS = {
+    "producer": "MONITORING__PORT",
+    "consumer": "MONITORING__PORT",
+    "api": "API__PORT",
+    "console": "CONSOLE__PORT",
+    "operator": "CONSOLE__PORT",
+}
 """Also for these files: the network is that of the host, where other daemons may use the ports of the units."""
 WAIT_S_MAX = 180.0
 CONFIGURATION = 3
@@ -60,12 +71,15 @@ def main() -> None:
     configure(stack)
     run_readme("Keys and the store", replaced)
     run_readme("The units", replaced)
+    for number in range(len(CONSOLES)):
+        run_readme("The console", replaced, number)
     check_files()
     check_units()
     with LOG.open("w") as log:
         services = [UnitFile(name).start(log) for name in DAEMONS]
         try:
             names = put_through(services)
+            check_consoles(log)
         finally:
             codes = {service.unit.name: service.stop() for service in services}
     require(set(codes.values()) == {0}, f"the daemons ended with {codes}")
@@ -100,10 +114,10 @@ def prepare(stack: Mapping[str, str]) -> dict[str, str]:
     return {"db.example.com:3306": f"{host}:{port}"}
 
 
-def run_readme(heading: str, replaced: Mapping[str, str]) -> None:
-    """Run the first block of commands below a heading."""
+def run_readme(heading: str, replaced: Mapping[str, str], number: int = 0) -> None:
+    """Run a block of commands below a heading: the first one, or the one after `number` others."""
     section = README.read_text().partition(f"# {heading}\n")[2]
-    commands = section.partition("```\n")[2].partition("```")[0]
+    commands = section.split("```")[2 * number + 1]
     assert commands, heading
     for old, new in replaced.items():
         commands = commands.replace(old, new)
@@ -168,7 +182,7 @@ def check_files() -> None:
 
 def check_units() -> None:
     """systemd accepts the units, and reads the same users from them as the runner."""
-    names = [*DAEMONS, "nos-ec-gc.service", "nos-ec-gc.timer", "nos-ec.target"]
+    names = [*DAEMONS, *CONSOLES, "nos-ec-gc.service", "nos-ec-gc.timer", "nos-ec.target"]
     verify = ["systemd-analyze", "verify", "--man=no", "--generators=no", *names]
     said = subprocess.run(verify, capture_output=True, text=True)
     require((said.returncode, said.stdout + said.stderr) == (0, ""), f"systemd-analyze: {said.stdout}{said.stderr}")
@@ -223,6 +237,53 @@ def check_api(objects: int) -> None:
     with urllib.request.urlopen(request, timeout=30) as answer:
         packed = json.load(answer)["packed_objects"]
     require(0 < packed <= objects, f"the API counts {packed} packed objects of {objects}")
+
+
+def check_consoles(log: IO[str]) -> None:
+    """The console shows who lives after a login. That of operators pauses GC, and records by whom."""
+    tokens = [(ETC / "console-token").read_text().strip(), (ETC / "console-operators").read_text().strip()]
+    for unit, token in zip(CONSOLES, tokens, strict=True):
+        service = UnitFile(unit).start(log)
+        try:
+            service.await_ready()
+            user = service.unit.one("User")
+            require(service.uids() == {pwd.getpwnam(user).pw_uid}, f"{unit} does not run as {user}")
+            browser = Browser(f"http://127.0.0.1:{service.unit.environment()['NOS_EC_CONSOLE__PORT']}")
+            browser.send("/login", token=token.removeprefix("ann:"))
+            page = browser.open("/last-night")
+            require("<td>alive</td>" in page, f"{unit} does not show the daemons: {page}")
+            if unit == CONSOLES[0]:
+                require("Pause GC" not in browser.open("/space"), f"{unit} lets its viewers pause GC")
+            else:
+                for action in ("pause", "resume"):
+                    browser.send("/space/control", "/space", action=action)
+        finally:
+            code = service.stop()
+        require(code == 0, f"{unit} ended with {code}")
+    found = json.loads(run_as("operator", "audit --kind change --json"))["entries"]
+    said = [(one["operator"], one["why"].split(",")[0]) for one in found]
+    require(said == [("ann", "GC is paused"), ("ann", "GC is not paused")], f"the audit trail has {said}")
+
+
+class Browser:
+    """A visitor of a console, with cookies."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+
+    def open(self, path: str, data: bytes | None = None) -> str:
+        """Return the text of a page, after redirects; its forms are sent from a page of the console."""
+        headers = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
+        with self._opener.open(urllib.request.Request(self._url + path, data, headers), timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def send(self, path: str, of_page: str = "", **fields: str) -> None:
+        """Send the form of a page, with its hidden fields."""
+        page = self.open(of_page or path)
+        hidden = re.findall(r'type="hidden" name="(\w+)" value="(.*?)"', page)
+        values = {name: html.unescape(value) for name, value in hidden} | fields
+        self.open(path, urlencode(values).encode())
 
 
 def check_refusals(name: str) -> None:
