@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nos_ec.core.errors import Transient
+from nos_ec.engine.texts import count_text
 
 Timer = Callable[[], float]
 """Returns seconds since some fixed moment, and never decreases."""
@@ -56,7 +57,9 @@ class InFlight:
         for _ in range(self._limit):
             self._slots.release()
         if self._failed:
-            raise Transient(f"bench: {len(self._failed)} operations failed, the first with {self._failed[0]}")
+            raise Transient(
+                f"bench: {count_text(len(self._failed), 'operation')} failed, the first with {self._failed[0]}"
+            )
 
     def _done(self, completion: Any, *_data: Any) -> None:
         # Runs on a librados thread.

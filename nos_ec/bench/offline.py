@@ -14,6 +14,7 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.states import SegmentState
 from nos_ec.engine.landing.landing_log import LandingLog
 from nos_ec.engine.landing.log_bypass import LogBypass
+from nos_ec.engine.texts import count_text
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_producer.assemble import producer_service
 
@@ -57,7 +58,8 @@ def reap(system: System, housekeeping: Housekeeping) -> None:
             break
     totals = system.metadata.segment_totals()
     if left := sum(count for state, (count, _) in totals.items() if state is not SegmentState.OPEN):
-        raise Transient(f"bench: {left} segments of the landing log were not released; see the log")
+        what = count_text(left, "segment of the landing log was", "segments of the landing log were")
+        raise Transient(f"bench: {what} not released; see the log")
 
 
 def _seal_log(system: System) -> None:

@@ -78,7 +78,7 @@ def serve_console(
         from nos_ec.console.app import Server, create_app
     except ModuleNotFoundError as error:
         raise ConfigError(f"the console needs the Python package {error.name}: install nos-ec[console]") from error
-    from nos_ec.console.login_token import find_login_tokens
+    from nos_ec.console.access.login_token import find_login_tokens
     from nos_ec.console.panels import Panels
 
     host = settings.console.host if host is None else host

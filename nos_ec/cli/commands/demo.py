@@ -21,7 +21,7 @@ from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.demo.run import REPLICAS, Demo, DemoOptions, Report
 from nos_ec.demo.s3 import BUCKET, Access
-from nos_ec.engine.texts import size_text
+from nos_ec.engine.texts import count_text, size_text
 from nos_ec.settings import load_settings
 
 CONSUMERS = 3
@@ -99,12 +99,11 @@ def demo(
     if keep and run.access is not None:
         err.print(_s3_text(run, run.access), markup=False, highlight=False, soft_wrap=True)
     if report.verify.mismatches:
-        raise Corrupt(f"{report.verify.mismatches} reads differ; the first: {report.verify.first_mismatch}")
+        differ = count_text(report.verify.mismatches, "read differs", "reads differ")
+        raise Corrupt(f"{differ}; the first: {report.verify.first_mismatch}")
     if report.verify.unanswered:
-        raise Transient(
-            f"{report.verify.unanswered} reads failed; the first: {report.verify.first_unanswered}; all others match"
-            " the files"
-        )
+        failed = count_text(report.verify.unanswered, "read")
+        raise Transient(f"{failed} failed; the first: {report.verify.first_unanswered}; all others match the files")
 
 
 def _program() -> str:
@@ -132,7 +131,9 @@ def _print(report: Report) -> None:
     figures, verify = report.figures, report.verify
     gc, small, lost = figures["gc"], figures["small_get"], figures["lost_shards"]
     out.print(
-        Panel.fit(f"[bold]{report.objects:,}[/] objects, [bold]{size_text(report.bytes)}[/] from {report.source}")
+        Panel.fit(
+            f"[bold]{count_text(report.objects, 'object')}[/], [bold]{size_text(report.bytes)}[/] from {report.source}"
+        )
     )
     space = Table(title="Space", title_justify="left")
     for column in ("", "nos_ec", "compare"):
@@ -152,8 +153,9 @@ def _print(report: Report) -> None:
     reads.add_row("shard bytes per user byte, small GETs", figure_text(small["shard_bytes_per_user_byte"], ".2f"))
     reads.add_row(*_lost_text(lost))
     if "s3" in figures:
-        reads.add_row("through S3", f"{figures['s3']['puts']:,} PUTs, {figures['s3']['gets']:,} GETs")
-    reads.add_row("compared to the files", f"{verify.reads:,} reads, {size_text(verify.bytes)}")
+        puts, gets = count_text(figures["s3"]["puts"], "PUT"), count_text(figures["s3"]["gets"], "GET")
+        reads.add_row("through S3", f"{puts}, {gets}")
+    reads.add_row("compared to the files", f"{count_text(verify.reads, 'read')}, {size_text(verify.bytes)}")
     colour = "red" if verify.mismatches else "green"
     reads.add_row("mismatches", f"[bold {colour}]{verify.mismatches}[/]")
     if verify.unanswered:
@@ -176,6 +178,7 @@ def _print(report: Report) -> None:
 def _lost_text(lost: dict[str, Any] | None) -> tuple[str, str]:
     if lost is None:
         return "with OSDs down", "not tested: ceph.admin_keyring_file is not set"
+    reads = count_text(lost["reads"], "read")
     if lost["degraded_reads"] is None:
-        return f"with OSDs {lost['shards']} down", f"{lost['reads']} reads"
-    return f"with shards {lost['shards']} lost", f"{lost['reads']} reads, {lost['degraded_reads']} decoded"
+        return f"with OSDs {lost['shards']} down", reads
+    return f"with shards {lost['shards']} lost", f"{reads}, {lost['degraded_reads']} decoded"

@@ -139,7 +139,7 @@ def _print_objects(
         data["folders"] = [{"bucket": bucket, "name": one.name} for one in shown if isinstance(one, _Folder)]
     if summarize:
         data |= {"total_objects": count, "total_bytes": size}
-    total = f"total: {count_text(count, 'object')}, {size:,} bytes ({size_text(size)})"
+    total = f"total: {count_text(count, 'object')}, {count_text(size, 'byte')} ({size_text(size)})"
     emit(data, as_json, lambda: print_lines([total] if summarize else []))
     return next_after
 

@@ -113,20 +113,20 @@ def _action(rule: ExpiryRule) -> str:
     conditions = [f"{key}={value}" for key, value in rule.tags]
     actions = []
     if rule.size_above is not None:
-        conditions.append(f"more than {rule.size_above} bytes")
+        conditions.append(f"more than {count_text(rule.size_above, 'byte')}")
     if rule.size_below is not None:
-        conditions.append(f"less than {rule.size_below} bytes")
+        conditions.append(f"less than {count_text(rule.size_below, 'byte')}")
     if rule.days is not None:
-        actions.append(f"expire after {rule.days} days")
+        actions.append(f"expire after {count_text(rule.days, 'day')}")
     if rule.date_ms is not None:
         actions.append(f"expire on {time_text(rule.date_ms)}")
     if rule.markers:
         actions.append("remove delete markers that are alone")
     if rule.noncurrent_days is not None:
         kept = f", but {rule.newer_versions}" if rule.newer_versions is not None else ""
-        actions.append(f"delete noncurrent versions after {rule.noncurrent_days} days{kept}")
+        actions.append(f"delete noncurrent versions after {count_text(rule.noncurrent_days, 'day')}{kept}")
     if rule.abort_days is not None:
-        actions.append(f"abort uploads after {rule.abort_days} days")
+        actions.append(f"abort uploads after {count_text(rule.abort_days, 'day')}")
     return ", ".join(actions) + (f" if {' and '.join(conditions)}" if conditions else "")
 
 

@@ -267,9 +267,9 @@ def _print(figures: Mapping[str, Any], source: _Source, result: GcResult) -> Non
         "raw bytes per live byte": f"{figures['raw_bytes_per_live_byte']:.3f}  {padding} headers and padding",
         "never packed": f"{result.never_packed:.1%} of what users wrote died in the landing store",
         "landing store": f"{result.landing_ratio:.2%} of the live bytes wait there",
-        "live": f"{result.live_blocks:,.0f} blocks of "
-        + (f"{source.block_bytes} objects" if source.counts_objects else size_text(source.block_bytes)),
-        "measured": f"the last {result.measured_days:,.0f} days",
+        "live": f"{count_text(result.live_blocks, 'block')} of "
+        + (count_text(source.block_bytes, "object") if source.counts_objects else size_text(source.block_bytes)),
+        "measured": f"the last {count_text(result.measured_days, 'day')}",
         "cycles": f"{result.cycles:,}"
         + "".join(f"; {count:,} missed the target: {reason}" for reason, count in result.behind.items()),
     }

@@ -108,7 +108,7 @@ def apply(
                 for number, step in bar.track(steps.steps, description="apply"):
                     applied.apply(repairer, number, step)
                 outcome = Outcome.PROBLEMS if applied.failed else Outcome.DONE
-                work.ended(outcome, f"repairs: {applied.done:,} of {applied.steps:,} steps done")
+                work.ended(outcome, f"repairs: {applied.done:,} of {count_text(applied.steps, 'step')} done")
         finally:
             bar.stop()
             emit(asdict(applied), as_json, lambda: _print_applied(applied))

@@ -266,7 +266,8 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
     )
     if placed["unreadable"] or figures.nameless or figures.partial:
         out.print(
-            f"{placed['unreadable']:,} objects cannot be read, {figures.nameless:,} have no readable name,"
+            f"{count_text(placed['unreadable'], 'object')} cannot be read,"
+            f" {count_text(figures.nameless, 'has', 'have')} no readable name,"
             f" {count_text(figures.partial, 'large object')} put since are not complete"
         )
     out.print("now run `nos-ec check`, before anything else is started")

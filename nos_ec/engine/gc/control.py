@@ -13,7 +13,7 @@ from typing import Any
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
-from nos_ec.engine.texts import size_text
+from nos_ec.engine.texts import count_text, size_text
 from nos_ec.ports.metadata import Notes
 
 CONTROL_NOTE = "gc control"
@@ -86,7 +86,7 @@ def _bytes_text(bytes_per_s: int) -> str:
 
 
 def _operations_text(operations_per_s: int) -> str:
-    return f"at most {operations_per_s:,} operations/s" if operations_per_s else "any number of operations"
+    return f"at most {count_text(operations_per_s, 'operation')}/s" if operations_per_s else "any number of operations"
 
 
 def _limit(value: object) -> int | None:

@@ -11,7 +11,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.engine.figures.events import EventKind, EventLog, Outcome, Work
 from nos_ec.engine.gc.progress import CollectionResult
 from nos_ec.engine.gc.run_note import read_run
-from nos_ec.engine.texts import size_text
+from nos_ec.engine.texts import count_text, size_text
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Notes
 
@@ -34,11 +34,12 @@ def end_run(work: Work, result: CollectionResult) -> None:
     if not (left or result.blocks_deleted or result.blocks_condemned or result.objects_moved):
         return
     text = (
-        f"freed {size_text(result.bytes_reclaimed)} ({result.blocks_deleted:,} blocks), copied"
-        f" {size_text(result.bytes_moved)} ({result.objects_moved:,} objects)"
+        f"freed {size_text(result.bytes_reclaimed)} ({count_text(result.blocks_deleted, 'block')}), copied"
+        f" {size_text(result.bytes_moved)} ({count_text(result.objects_moved, 'object')})"
     )
     if left:
-        text += f"; set aside {result.blocks_parked:,} blocks, {result.unreadable_objects:,} objects are unreadable"
+        text += f"; set aside {count_text(result.blocks_parked, 'block')},"
+        text += f" {count_text(result.unreadable_objects, 'object is', 'objects are')} unreadable"
     if result.behind is not None:
         text += f"; behind: {result.behind.value.replace('_', ' ')}"
     stopped = Outcome.DONE if result.stopped is None else Outcome.STOPPED

@@ -28,6 +28,7 @@ from nos_ec.engine.log_throttle import ThrottledLog
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.engine.scrub.blocks import BlockScrub, Look
 from nos_ec.engine.scrub.mending import Mending, Scrubbed
+from nos_ec.engine.texts import count_text
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
 from nos_ec.ports.clock import Beat, unwatched, waits
 from nos_ec.ports.metadata import BlockRow, ScrubPass, ScrubState
@@ -362,5 +363,5 @@ def _outcome(result: ScrubResult) -> Outcome:
 
 def _text(result: ScrubResult) -> str:
     of_pass = result.of_pass
-    found = f"{of_pass.mended} mended, {of_pass.left} left, {of_pass.unread} blocks not read"
-    return f"{'complete pass' if result.whole else 'pass so far'}: {of_pass.blocks} blocks, {found}"
+    found = f"{of_pass.mended} mended, {of_pass.left} left, {count_text(of_pass.unread, 'block')} not read"
+    return f"{'complete pass' if result.whole else 'pass so far'}: {count_text(of_pass.blocks, 'block')}, {found}"

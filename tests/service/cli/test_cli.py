@@ -325,7 +325,7 @@ def test_a_demo_of_empty_files_only(tmp_path: Path, bench: Bench, capfd: pytest.
     source.mkdir()
     (source / "a").touch()
     assert run(["--config", str(bench.config), "demo", "--source", str(source), "--root", str(tmp_path / "d")]) == 0
-    assert "1 objects" in capfd.readouterr().out
+    assert "1 object," in capfd.readouterr().out
 
 
 def test_a_range_past_the_end_is_refused(cli: Cli, bench: Bench, system: System, tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_a_demo_distinguishes_unanswered_reads_from_mismatches(
     said = capfd.readouterr()
     verify = json.loads(said.out)["verify"]
     assert (verify["mismatches"], verify["unanswered"]) == (0, 1)
-    assert "1 reads failed" in said.err
+    assert "1 read failed" in said.err
     assert "no answer for 3 s" in said.err
 
 

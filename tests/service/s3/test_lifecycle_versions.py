@@ -555,7 +555,7 @@ def test_the_commands_tell_of_versions(bench: Bench, capfd: pytest.CaptureFixtur
             put_version(system, b"data")
         system.client.store().delete_versions([AddMarker(ObjectKey("b", "m"), ENABLED)])
     text = cli.text("s3", "lifecycle", "list")
-    assert "b/  r  delete noncurrent versions after 1 days, but 1" in text
+    assert "b/  r  delete noncurrent versions after 1 day, but 1" in text
     assert "b/m  m  remove delete markers that are alone" in text
     told = cli("s3", "lifecycle", "run", "--dry-run")["buckets"][0]
     assert (told["versions"], told["markers"], told["bytes"]) == (1, 1, 4)
