@@ -18,11 +18,11 @@ from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.api.safe_answers import SafeAnswers
 from nos_ec.composition.wiring import System
 from nos_ec.console import block_page, blocks, buckets, changes, flow, last_night, object_page, objects, overview, space
-from nos_ec.console.login import Login, LoginRequired
-from nos_ec.console.login_token import LoginTokens
+from nos_ec.console.access.login import Login, LoginRequired
+from nos_ec.console.access.login_token import LoginTokens
+from nos_ec.console.access.security import FormsFirst, KnownHosts, SameOrigin, Throttle
+from nos_ec.console.access.sessions import Sessions
 from nos_ec.console.panels import Panels
-from nos_ec.console.security import FormsFirst, KnownHosts, SameOrigin, Throttle
-from nos_ec.console.sessions import Sessions
 from nos_ec.console.simulator import page as simulator
 from nos_ec.console.simulator.jobs import Simulations
 from nos_ec.console.view import View

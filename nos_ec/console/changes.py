@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from nos_ec.composition.wiring import System
-from nos_ec.console.login import own_form
+from nos_ec.console.access.login import own_form
 from nos_ec.console.objects import trash_mark
 from nos_ec.console.panels import Panels
 from nos_ec.console.space import GC_NOW

@@ -25,8 +25,8 @@ from typing import Any
 from sqlalchemy import text
 
 from nos_ec.composition.wiring import System, initialise
+from nos_ec.console.access.login_token import LoginTokens
 from nos_ec.console.app import create_app
-from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import GOOD_MS_MAX, Panels
 from nos_ec.console.snapshot import Cells, take_snapshot
 from nos_ec.core.states import BlockState

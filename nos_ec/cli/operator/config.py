@@ -72,7 +72,7 @@ def _start_checks(settings: Settings, connections: Connections) -> Iterator[Chec
     """Yields the checks that the gateway, the API and the console make when they start."""
     from nos_ec.adapters.sql.metadata import open_metadata
     from nos_ec.api.access import find_token
-    from nos_ec.console.login_token import find_login_tokens
+    from nos_ec.console.access.login_token import find_login_tokens
     from nos_ec.gateway.auth.accounts import Accounts
     from nos_ec.gateway.auth.master_keys import find_master_keys
     from nos_ec.gateway.server.certificate import find_certificate

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from nos_ec.bench.gc.workloads import GC_WORKLOADS
 from nos_ec.composition.wiring import System
-from nos_ec.console.login import form_fields, require_csrf
+from nos_ec.console.access.login import form_fields, require_csrf
 from nos_ec.console.simulator.child import NICE, Order
 from nos_ec.console.simulator.jobs import Simulation, Simulations, Work
 from nos_ec.console.view import View

@@ -17,10 +17,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from nos_ec.composition.wiring import System
+from nos_ec.console.access.login_token import find_login_tokens
+from nos_ec.console.access.sessions import IDLE_MS_MAX
 from nos_ec.console.app import Server, create_app
-from nos_ec.console.login_token import find_login_tokens
 from nos_ec.console.panels import Panels
-from nos_ec.console.sessions import IDLE_MS_MAX
 from nos_ec.core.errors import Conflict, Transient
 from nos_ec.core.formats.audit_trail import AuditKind, Recorded
 from nos_ec.core.ids import ObjectKey

@@ -15,11 +15,11 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from nos_ec.composition.wiring import System
+from nos_ec.console.access.login_token import LoginTokens
+from nos_ec.console.access.sessions import IDLE_MS_MAX
 from nos_ec.console.app import Server, create_app
-from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import Panels
 from nos_ec.console.rates.rates import KINDS
-from nos_ec.console.sessions import IDLE_MS_MAX
 from nos_ec.console.view import NAVIGATION
 from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry

@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from nos_ec.composition.wiring import System
+from nos_ec.console.access.login_token import LoginTokens
 from nos_ec.console.app import create_app
-from nos_ec.console.login_token import LoginTokens
 from nos_ec.console.panels import Panels
 from nos_ec.console.simulator import page
 from tests.rig.browser import Visit, running_browser, visiting

@@ -17,12 +17,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from nos_ec.api.request_limit import REQUESTS_MAX
-from nos_ec.console import security
+from nos_ec.console.access import security
+from nos_ec.console.access.login import cookie_name
+from nos_ec.console.access.login_token import LoginTokens
+from nos_ec.console.access.security import ATTEMPTS_MAX, FORM_BYTES_MAX, IS_TLS
+from nos_ec.console.access.sessions import IDLE_MS_MAX
 from nos_ec.console.app import guarded
-from nos_ec.console.login import cookie_name
-from nos_ec.console.login_token import LoginTokens
-from nos_ec.console.security import ATTEMPTS_MAX, FORM_BYTES_MAX, IS_TLS
-from nos_ec.console.sessions import IDLE_MS_MAX
 from nos_ec.console.view import View
 from nos_ec.core.errors import NotFound, Transient
 from tests.rig.fakes.clock import FakeClock

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nos_ec.api.access import Token
-from nos_ec.console.login_token import Identity, LoginTokens, find_login_tokens
-from nos_ec.console.security import ADDRESSES_MAX, ATTEMPT_MS, ATTEMPTS_MAX, Throttle
-from nos_ec.console.sessions import AGE_MS_MAX, IDLE_MS_MAX, SESSIONS_MAX, Sessions
+from nos_ec.console.access.login_token import Identity, LoginTokens, find_login_tokens
+from nos_ec.console.access.security import ADDRESSES_MAX, ATTEMPT_MS, ATTEMPTS_MAX, Throttle
+from nos_ec.console.access.sessions import AGE_MS_MAX, IDLE_MS_MAX, SESSIONS_MAX, Sessions
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import Settings
 from tests.rig.fakes.clock import FakeClock

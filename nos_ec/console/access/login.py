@@ -18,9 +18,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nos_ec.console.login_token import LoginTokens
-from nos_ec.console.security import ATTEMPT_MS, FORM_BYTES_MAX, IS_TLS, Throttle
-from nos_ec.console.sessions import Sessions
+from nos_ec.console.access.login_token import LoginTokens
+from nos_ec.console.access.security import ATTEMPT_MS, FORM_BYTES_MAX, IS_TLS, Throttle
+from nos_ec.console.access.sessions import Sessions
 from nos_ec.console.view import VISITOR, View, Visitor
 from nos_ec.core.errors import ConfigError
 

@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from nos_ec.console.login_token import Identity
+from nos_ec.console.access.login_token import Identity
 from nos_ec.ports.clock import Clock
 
 SESSIONS_MAX = 100
