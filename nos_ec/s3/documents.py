@@ -226,8 +226,12 @@ def tagging(body: bytes, tags_max: int = OBJECT_TAGS_MAX) -> dict[str, str]:
     sets = list(_only(parse(body, "Tagging"), "TagSet"))
     if len(sets) != 1:
         raise malformed("A Tagging has one TagSet.")
+    return _tag_set(sets[0], tags_max)
+
+
+def _tag_set(tags: Element, tags_max: int) -> dict[str, str]:
     pairs = []
-    for tag in _only(sets[0], "Tag"):
+    for tag in _only(tags, "Tag"):
         fields = _fields(tag, "Key", "Value")
         if fields.keys() != {"Key", "Value"}:
             raise malformed("A Tag has a Key and a Value.")
@@ -285,16 +289,20 @@ def versioning(body: bytes) -> str:
     return status.strip()
 
 
-def create_bucket(body: bytes) -> str | None:
-    """Parse the body of CreateBucket. Returns the location constraint. Raises MalformedXML, or NotImplemented for
-    directory buckets and tags."""
+def create_bucket(body: bytes, tags_max: int) -> tuple[str | None, dict[str, str]]:
+    """Parse the body of CreateBucket. Returns the location constraint and the tags. Raises MalformedXML, InvalidTag, or
+    NotImplemented for directory buckets."""
     if not body.strip():
-        return None
-    document = parse(body, "CreateBucketConfiguration")
-    for child in document.children:
-        if child.name in ("Location", "Bucket", "Tags"):
+        return None, {}
+    found: dict[str, Element] = {}
+    for child in _only(parse(body, "CreateBucketConfiguration"), "LocationConstraint", "Tags", "Location", "Bucket"):
+        if child.name in ("Location", "Bucket"):
             raise S3Error("NotImplemented", f"{child.name} cannot be set when a bucket is created.")
-    return _fields(document, "LocationConstraint").get("LocationConstraint", "").strip() or None
+        if child.name in found or (child.children and child.name != "Tags"):
+            raise malformed(f"{child.name} is repeated, or has elements.")
+        found[child.name] = child
+    location = found["LocationConstraint"].text.strip() if "LocationConstraint" in found else ""
+    return location or None, _tag_set(found["Tags"], tags_max) if "Tags" in found else {}
 
 
 def unknown_mail_address() -> S3Error:

@@ -10,10 +10,11 @@ from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.gateway.auth import acls
 from nos_ec.gateway.auth.access import Access, no_bucket
 from nos_ec.gateway.auth.accounts import AccountsMetadata
-from nos_ec.gateway.message.call import Call, owner_named
+from nos_ec.gateway.message.call import Call, denied, owner_named
 from nos_ec.gateway.message.object_headers import refuse_unsupported
 from nos_ec.gateway.message.reply import Reply, empty, xml
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
+from nos_ec.gateway.operations.policies import session_allows
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
@@ -70,7 +71,7 @@ class BucketOperations:
 
     def create_bucket(self, call: Call) -> Reply:
         """Create a bucket of the sender. In us-east-1, as in S3, its owner may create it again. Unlike S3, that changes
-        nothing, and a different ACL is refused, as in radosgw."""
+        nothing, and other settings are refused, as in radosgw."""
         account = call.require_account()
         check_new_bucket(call.bucket)
         refuse_unsupported(call.request)
@@ -81,7 +82,12 @@ class BucketOperations:
         ownership = _ownership_of(call.request)
         if ownership is not None:
             require_acl_allows(ownership, acl, account)
-        self._require_location(documents.create_bucket(read_document(call) if call.has_body else b""))
+        body = read_document(call) if call.has_body else b""
+        location, tags = documents.create_bucket(body, BUCKET_TAGS_MAX)
+        self._require_location(location)
+        if tags and not session_allows(call, call.operation, ["s3:PutBucketTagging"], call.bucket):
+            raise denied()
+        tag_set = answers.tagging(tags) if tags else None
         if self._metadata.bucket(call.bucket) is None:
             self._uploads.abort_all(call.bucket)  # uploads left over from an earlier bucket of this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind
@@ -92,9 +98,11 @@ class BucketOperations:
             self._access.set_bucket_document(
                 call.bucket, DocumentKind.OWNERSHIP, ownership.encode(), self._clock.now_ms()
             )
+        if made and tag_set is not None:
+            self._access.set_bucket_document(call.bucket, DocumentKind.TAGS, tag_set, self._clock.now_ms())
         self._access.forget_bucket(call.bucket)
         if not made:
-            self._require_same_settings(call.bucket, account, acl, ownership)
+            self._require_same_settings(call.bucket, account, acl, ownership, tag_set)
         return empty({"location": f"/{call.bucket}"})
 
     def _require_location(self, location: str | None) -> None:
@@ -106,14 +114,17 @@ class BucketOperations:
                 LocationConstraint=location,
             )
 
-    def _require_same_settings(self, bucket: str, account: str, acl: str, ownership: Ownership | None) -> None:
+    def _require_same_settings(
+        self, bucket: str, account: str, acl: str, ownership: Ownership | None, tag_set: bytes | None
+    ) -> None:
         """Raise an error unless an existing bucket is the same that this request would have created. Raises
         BucketAlreadyOwnedByYou, BucketAlreadyExists, and NoSuchBucket if it was deleted meanwhile."""
         existing = self._access.bucket(bucket)
         is_owners = existing.row.owner == account
         if is_owners and self._region != _RECREATES:
             raise S3Error("BucketAlreadyOwnedByYou", "You own this bucket already.", BucketName=bucket)
-        if not is_owners or existing.acl != acl or ownership not in (None, existing.ownership):
+        has_tags = tag_set is None or tag_set == self._access.bucket_document(bucket, DocumentKind.TAGS)
+        if not is_owners or existing.acl != acl or ownership not in (None, existing.ownership) or not has_tags:
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.", BucketName=bucket)
 
     def head_bucket(self, call: Call) -> Reply:

@@ -225,6 +225,21 @@ def test_an_owner_creates_a_bucket_again(gateway: Gateway, ann: Any) -> None:
     assert gateway.raw("GET", "/photos")[0] == 403
 
 
+def test_tags_of_a_new_bucket(gateway: Gateway, ann: Any) -> None:
+    tags = [{"Key": "team", "Value": "a b"}, {"Key": "cost", "Value": ""}]
+    created = {"Bucket": "music", "CreateBucketConfiguration": {"Tags": tags}}
+    for _ in range(2):
+        ann.create_bucket(**created)
+    assert ann.get_bucket_tagging(Bucket="music")["TagSet"] == tags
+    ann.create_bucket(Bucket="music")
+    assert ann.get_bucket_tagging(Bucket="music")["TagSet"] == tags
+    for bucket, other in (("photos", tags), ("music", tags[:1])):
+        refused("BucketAlreadyExists", 409, ann.create_bucket, Bucket=bucket, CreateBucketConfiguration={"Tags": other})
+    for wrong in (tags[:1] * 2, [{"Key": f"k{n}", "Value": "v"} for n in range(51)]):
+        refused("InvalidTag", 400, ann.create_bucket, Bucket="new", CreateBucketConfiguration={"Tags": wrong})
+    refused("404", 404, ann.head_bucket, Bucket="new")
+
+
 def test_an_owner_creates_a_bucket_again_elsewhere(system: System) -> None:
     with serving(system, SETTINGS.model_copy(update={"region": "eu-north-1"})) as gateway:
         ann = gateway.client("ann")

@@ -346,3 +346,9 @@ def test_a_session_policy_with_a_condition_that_cannot_hold_is_refused(holder: H
     for condition in ({"StringEquals": {"aws:Unknown": "a"}}, {"StringEquals": {"s3:prefix": "a"}}):
         with pytest.raises(ClientError, match="MalformedPolicy"):
             holder.assume(with_condition(condition, "s3:GetObject"))
+
+
+def test_tags_of_a_new_bucket_in_a_session(holder: Holder) -> None:
+    tagged = {"Bucket": "music", "CreateBucketConfiguration": {"Tags": [{"Key": "a", "Value": "b"}]}}
+    refused("AccessDenied", 403, holder.session(allow("s3:CreateBucket")).create_bucket, **tagged)
+    holder.session(allow("s3:CreateBucket", "s3:PutBucketTagging")).create_bucket(**tagged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -325,8 +325,27 @@ def test_what_botocore_writes() -> None:
     sent = written("PutObjectTagging", Bucket="b", Key="k", Tagging={"TagSet": tags})
     assert documents.tagging(sent) == {"a": "1", "ü&": ""}
     sent = written("CreateBucket", Bucket="b", CreateBucketConfiguration={"LocationConstraint": "eu-1"})
-    assert documents.create_bucket(sent) == "eu-1"
-    assert documents.create_bucket(b"") is None
+    assert documents.create_bucket(sent, 50) == ("eu-1", {})
+    assert documents.create_bucket(b"", 50) == (None, {})
+    sent = written("CreateBucket", Bucket="b", CreateBucketConfiguration={"Tags": tags})
+    assert documents.create_bucket(sent, 50) == (None, {"a": "1", "ü&": ""})
+
+
+@pytest.mark.parametrize(
+    ("inside", "code"),
+    [
+        ("<Tags/><Tags/>", "MalformedXML"),
+        ("<LocationConstraint>a</LocationConstraint><LocationConstraint>a</LocationConstraint>", "MalformedXML"),
+        ("<LocationConstraint><Tag/></LocationConstraint>", "MalformedXML"),
+        ("<Tags><Tag><Key>a</Key></Tag></Tags>", "MalformedXML"),
+        ("<Tags>a</Tags>", "MalformedXML"),
+        ("<Other/>", "MalformedXML"),
+        ("<Tags>" + "<Tag><Key>a</Key><Value/></Tag>" * 2 + "</Tags>", "InvalidTag"),
+    ],
+)
+def test_a_bad_configuration_of_a_new_bucket_is_refused(inside: str, code: str) -> None:
+    body = f"<CreateBucketConfiguration>{inside}</CreateBucketConfiguration>"
+    assert code_of(partial(documents.create_bucket, tags_max=50), body) == code
 
 
 def code_of(parse: Any, body: str | bytes, *options: Any) -> str:
@@ -492,4 +511,4 @@ def test_bad_deletions_are_refused(inside: str, code: str) -> None:
 
 def test_a_bucket_of_another_kind_is_not_there() -> None:
     body = "<CreateBucketConfiguration><Bucket><Type>Directory</Type></Bucket></CreateBucketConfiguration>"
-    assert code_of(documents.create_bucket, body) == "NotImplemented"
+    assert code_of(partial(documents.create_bucket, tags_max=50), body) == "NotImplemented"
