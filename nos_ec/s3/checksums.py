@@ -32,8 +32,10 @@ class Algorithm(Enum):
     CRC32 = "CRC32"
     CRC32C = "CRC32C"
     CRC64NVME = "CRC64NVME"
+    MD5 = "MD5"
     SHA1 = "SHA1"
     SHA256 = "SHA256"
+    SHA512 = "SHA512"
 
     @property
     def header(self) -> str:
@@ -53,7 +55,15 @@ class ChecksumType(Enum):
     COMPOSITE = "COMPOSITE"
 
 
-_SIZES = {Algorithm.CRC32: 4, Algorithm.CRC32C: 4, Algorithm.CRC64NVME: 8, Algorithm.SHA1: 20, Algorithm.SHA256: 32}
+_SIZES = {
+    Algorithm.CRC32: 4,
+    Algorithm.CRC32C: 4,
+    Algorithm.CRC64NVME: 8,
+    Algorithm.MD5: 16,
+    Algorithm.SHA1: 20,
+    Algorithm.SHA256: 32,
+    Algorithm.SHA512: 64,
+}
 _MODELS = {
     Algorithm.CRC32: Model("CRC32"),
     Algorithm.CRC32C: Model("CRC32C"),
@@ -61,7 +71,7 @@ _MODELS = {
 }
 _BY_HEADER = {algorithm.header: algorithm for algorithm in Algorithm}
 _NOT_OF_A_BODY = {"x-amz-checksum-type", "x-amz-checksum-algorithm", "x-amz-checksum-mode"}
-UNSUPPORTED = frozenset(["SHA512", "MD5", "XXHASH64", "XXHASH3", "XXHASH128"])
+UNSUPPORTED = frozenset(["XXHASH64", "XXHASH3", "XXHASH128"])
 """S3 algorithms that are not supported."""
 
 
@@ -92,7 +102,7 @@ def running(algorithm: Algorithm) -> Digest:
     """Return a digest without any bytes yet."""
     if algorithm in _MODELS:
         return _Crc(algorithm)
-    return hashlib.sha1(usedforsecurity=False) if algorithm is Algorithm.SHA1 else hashlib.sha256()
+    return hashlib.new(algorithm.value, usedforsecurity=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +221,7 @@ def algorithm_named(name: str) -> Algorithm:
 def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
     """Return the checksum type of a multipart upload. name: the value of `x-amz-checksum-type`. Without it, a CRC64NVME
     covers the whole object, and other checksums the parts. Raises InvalidRequest for types that S3 does not have: a
-    CRC64NVME of parts, and a SHA of the whole object, which cannot be computed from the SHAs of its parts."""
+    CRC64NVME of parts, and an MD5 or SHA of the whole object, which cannot be computed from those of its parts."""
     only = {Algorithm.CRC64NVME: ChecksumType.FULL_OBJECT}.get(algorithm)
     if algorithm not in _MODELS:
         only = ChecksumType.COMPOSITE

@@ -49,7 +49,7 @@ PART_BYTES_MIN = 5 << 20
 UPLOADS_MAX = 1000
 _UPLOAD_CHECKSUM = "s3:upload-checksum"
 """An attribute that only uploads have: algorithm and type of the checksum of the object."""
-_CHECKSUM_LENGTH_MAX = 64
+_CHECKSUM_LENGTH_MAX = 128
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
 _LAST_ID = UploadId(b"\xff" * 16)
 _LAST_CHARACTER = "\U0010ffff"

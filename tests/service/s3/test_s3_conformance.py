@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 from typing import Any
 from urllib.parse import urlsplit
@@ -332,3 +334,34 @@ def test_names_in_cross_origin_requests(gateway: Gateway, ann: Any) -> None:
     for name in ("AllowedHeaders", "ExposeHeaders"):
         bad = {"CORSRules": [rule | {name: ["not a name"]}]}
         refused("InvalidRequest", 400, ann.put_bucket_cors, Bucket="photos", CORSConfiguration=bad)
+
+
+@pytest.mark.parametrize("algorithm", ["MD5", "SHA512"])
+def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str) -> None:
+    """Of an object, and of an upload, whose checksum is that of the checksums of its parts."""
+    header, body = f"x-amz-checksum-{algorithm.lower()}", b"part"
+
+    def sending(operation: str, **headers: str) -> Any:
+        client = gateway.client("ann", request_checksum_calculation="when_required")
+        with_headers(client, operation, **headers)
+        return client
+
+    def checksum(data: bytes) -> str:
+        return base64.b64encode(hashlib.new(algorithm, data).digest()).decode()
+
+    def stored() -> str | None:
+        found = gateway.client("ann").head_object(**NAMED, ChecksumMode="ENABLED")
+        text: str | None = found["ResponseMetadata"]["HTTPHeaders"].get(header)
+        return text
+
+    gateway.client("ann").create_bucket(Bucket="photos")
+    refused("BadDigest", 400, sending("PutObject", **{header: checksum(b"")}).put_object, **NAMED, Body=body)
+    sending("PutObject", **{header: checksum(body)}).put_object(**NAMED, Body=body)
+    assert stored() == checksum(body)
+    creating = sending("CreateMultipartUpload", x_amz_checksum_algorithm=algorithm)
+    upload = {**NAMED, "UploadId": creating.create_multipart_upload(**NAMED)["UploadId"]}
+    uploading = sending("UploadPart", **{header: checksum(body)})
+    etag = uploading.upload_part(**upload, PartNumber=1, Body=body)["ETag"]
+    parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    creating.complete_multipart_upload(**upload, MultipartUpload=parts)
+    assert stored() == checksum(base64.b64decode(checksum(body))) + "-1"

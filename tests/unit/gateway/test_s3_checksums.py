@@ -64,6 +64,8 @@ def code_of(headers: dict[str, str], trailers: dict[str, str] | None = None, sha
         (Algorithm.CRC64NVME, "ae8b14860a799888"),
         (Algorithm.SHA1, hashlib.sha1(b"123456789").hexdigest()),
         (Algorithm.SHA256, hashlib.sha256(b"123456789").hexdigest()),
+        (Algorithm.MD5, "25f9e794323b453885f5181f1b624d0b"),
+        (Algorithm.SHA512, hashlib.sha512(b"123456789").hexdigest()),
     ],
 )
 def test_the_check_values_of_the_catalogue(algorithm: Algorithm, hexadecimal: str) -> None:
@@ -180,6 +182,9 @@ def test_composite_checksums(algorithm: Algorithm) -> None:
         ("CRC64NVME", "COMPOSITE", None),
         ("SHA1", None, "COMPOSITE"),
         ("SHA256", "FULL_OBJECT", None),
+        ("MD5", None, "COMPOSITE"),
+        ("MD5", "FULL_OBJECT", None),
+        ("SHA512", None, "COMPOSITE"),
         ("SHA256", "other", None),
     ],
 )
