@@ -1,0 +1,1 @@
+"""What is stored about the encryption of an object (docs/adr/0054). The ciphers are in `nos_ec.engine.encryption`."""
