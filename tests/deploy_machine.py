@@ -240,7 +240,7 @@ def check_api(objects: int) -> None:
 
 
 def check_consoles(log: IO[str]) -> None:
-    """The console shows who lives after a login. That of operators pauses GC, and records by whom."""
+    """Log in to both consoles, and look at the daemons. The operators' console pauses GC and records by whom."""
     tokens = [(ETC / "console-token").read_text().strip(), (ETC / "console-operators").read_text().strip()]
     for unit, token in zip(CONSOLES, tokens, strict=True):
         service = UnitFile(unit).start(log)

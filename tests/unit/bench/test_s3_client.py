@@ -93,7 +93,7 @@ class Server:
     def operate(self, operation: str, bucket: str, key: str, body: bytes, request: Request) -> bytes:
         if operation == "CreateBucket":
             check_new_bucket(bucket)
-            documents.create_bucket(body)
+            documents.create_bucket(body, documents.OBJECT_TAGS_MAX)
             self.buckets.add(bucket)
             return b""
         if bucket not in self.buckets:

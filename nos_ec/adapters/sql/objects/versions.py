@@ -340,7 +340,7 @@ def _require(key: ObjectKey, condition: Condition | None, row: ObjectRow | None)
 
 
 def _require_unlocked(connection: Connection, row: ObjectRow) -> None:
-    """Refuse the deletion before anything is changed, so that the transaction goes on with the next one."""
+    """Refuse the deletion before anything is changed, so that the transaction continues with the next one."""
     try:
         require_unlocked(connection, [row])
     except Locked as error:
