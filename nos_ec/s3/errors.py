@@ -16,7 +16,8 @@ _CODES = {
     " MaxPostPreDataLengthExceededError MetadataTooLarge MissingSecurityHeader MissingRequestBodyError"
     " RequestTimeout TooManyBuckets UnexpectedContent UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch"
     " XAmzContentSHA256Mismatch"
-    " InvalidAction MalformedPolicyDocument MissingAction ValidationError",  # of the Security Token Service
+    # of the Security Token Service
+    " InvalidAction MalformedPolicyDocument MissingAction PackedPolicyTooLarge ValidationError",
     403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError InvalidClientTokenId"
     " MissingAuthenticationToken RequestTimeTooSkewed SignatureDoesNotMatch",
     404: "NoSuchBucket NoSuchBucketPolicy NoSuchCORSConfiguration NoSuchConfiguration NoSuchKey"

@@ -119,6 +119,8 @@ def read_claim(request: Request, now_ms: int, service: str = "s3", body: bytes |
     if not in_query and authorization is None:
         return None
     if in_query:
+        if body is not None:  # nothing in a presigned URL covers the body
+            raise S3Error("AccessDenied", "This request must be signed in its Authorization header.")
         return _claim_of_query(request, now_ms, service)
     body_sha256 = None if body is None else hashlib.sha256(body).hexdigest()
     return _claim_of_header(request, authorization or "", now_ms, service, body_sha256)

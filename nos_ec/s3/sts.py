@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
 from nos_ec.s3.answers import DECLARATION, escape
@@ -57,8 +57,8 @@ class Issued:
     """Temporary credentials in an answer. `expires_s` is in Unix seconds."""
 
     access_key: str
-    secret: str
-    token: str
+    secret: str = field(repr=False)
+    token: str = field(repr=False)
     expires_s: int
 
 
@@ -89,10 +89,10 @@ def wanted_of(body: bytes) -> Wanted:
     session = fields.get("RoleSessionName", "")
     if not _SESSION_NAME.fullmatch(session):
         raise invalid("RoleSessionName must have 2 to 64 letters, digits and any of _ + = , . @ -")
-    policy = fields.get("Policy", "")
-    if len(policy) > POLICY_CHARS_MAX:
-        raise invalid(f"Policy must have at most {POLICY_CHARS_MAX} characters.")
-    return Wanted(action, seconds, match["account"], match["role"], session, policy)
+    policy = fields.get("Policy")
+    if policy is not None and not 1 <= len(policy) <= POLICY_CHARS_MAX:
+        raise invalid(f"Policy must have 1 to {POLICY_CHARS_MAX} characters.")
+    return Wanted(action, seconds, match["account"], match["role"], session, policy or "")
 
 
 def _fields(body: bytes) -> Mapping[str, str]:

@@ -90,7 +90,7 @@ class Accounts:
         for key in self.keys():
             if not masters.is_present(key.secret):
                 sealed = self._sealed(masters, key.access_key, masters.open(key.access_key, key.secret))
-                changed += self._metadata.change_access_key(key.access_key, key.state, sealed)
+                changed += self._metadata.change_access_key(key.access_key, None, sealed, instead_of=key.secret)
         return changed
 
     def end_sessions(self, account: str) -> int:
@@ -98,8 +98,8 @@ class Accounts:
         accept the credentials until their cache expires. May be repeated after any error. Raises InvalidInput,
         Transient."""
         require_account(account)
-        keys = [key for key in self.keys() if key.account == account]
-        return sum(self._metadata.change_access_key(key.access_key, key.state, ends_sessions=True) for key in keys)
+        keys = [key.access_key for key in self.keys() if key.account == account]
+        return sum(self._metadata.change_access_key(access_key, ends_sessions=True) for access_key in keys)
 
     def require_known_secrets(self, masters: MasterKeys) -> None:
         """Raise ConfigError if access keys exist, but none of their secrets can be decrypted with these master keys:

@@ -85,11 +85,14 @@ class SessionTokens:
         self._secret_keys = masters.derived("session secret")[1]
 
     def issue(self, session: Session) -> Credentials:
-        """Return new credentials of a session."""
+        """Return new credentials of a session. Raises S3Error (PackedPolicyTooLarge) for a policy of which hardly
+        anything can be compressed, such as one of random characters of other scripts."""
         access_key = KEY_PREFIX + base64.b32encode(self._random(_KEY_RANDOM_BYTES)).decode()
-        nonce = self._random(NONCE_BYTES)
-        sealed = self._ciphers[self._present].encrypt(nonce, _encoded(session), access_key.encode())
+        nonce, encoded = self._random(NONCE_BYTES), _encoded(session)
+        sealed = self._ciphers[self._present].encrypt(nonce, zlib.compress(encoded), access_key.encode())
         token = base64.urlsafe_b64encode(_FORMAT + self._present + nonce + sealed).rstrip(b"=").decode()
+        if len(encoded) > SESSION_BYTES_MAX or len(token) > TOKEN_CHARS_MAX:
+            raise S3Error("PackedPolicyTooLarge", "The session policy is too large, once it is encoded.")
         return Credentials(access_key, self._secret(self._present, access_key, token), token, session)
 
     def open(self, access_key: str, token: str) -> Credentials:
@@ -126,13 +129,13 @@ def _encoded(session: Session) -> bytes:
         session.name,
         session.policy,
     ]
-    return zlib.compress(json.dumps(fields, separators=(",", ":")).encode())
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _session(compressed: bytes) -> Session:
     """Decode what `_encoded` made. The bytes are authentic, so this store has written them."""
     data = zlib.decompressobj().decompress(compressed, SESSION_BYTES_MAX)
-    account, parent, generation, *others = json.loads(data)
+    account, parent, generation, *others = json.loads(data.decode("utf-8", "surrogatepass"))
     rest: list[Any] = others
     return Session(account, parent, bytes.fromhex(generation), *rest)
 

@@ -29,7 +29,8 @@ class RequestFacts:
     source of a copy, the objects of DeleteObjects, and whether a sender may learn which keys exist. `account` is None
     for an anonymous request. `owner` is the account that the bucket belongs to, if there is one. `version` is the
     version id that the request names for the object. `existing_tags` are the tags of the object, and `sent_tags` those
-    that the request gives an object by other ways than a header; None while they are not known.
+    that the request gives an object by other ways than a header; None while they are not known. `of_session`: the
+    policy is that of a session, which did not judge the creation of an upload that somebody else began.
     """
 
     request: Request
@@ -42,6 +43,7 @@ class RequestFacts:
     version: str | None
     existing_tags: Mapping[str, str] | None = None
     sent_tags: Mapping[str, str] | None = None
+    of_session: bool = False
 
     def values(self, named: NamedKey, /) -> Values:
         """See `Facts`. Raises S3Error for a header or parameter that cannot be used."""
@@ -53,7 +55,7 @@ class RequestFacts:
         if find is not None:
             return find(self)
         header = name.removeprefix("s3:")
-        return Unsure.EARLIER if self._was_judged and header not in _OF_EACH_REQUEST else self.header(header)
+        return self._of_creation if self._was_judged and header not in _OF_EACH_REQUEST else self.header(header)
 
     def header(self, name: str) -> Values:
         """Return the value of a header."""
@@ -67,6 +69,10 @@ class RequestFacts:
     def _was_judged(self) -> bool:
         return self.judged in _OF_UPLOADS
 
+    @property
+    def _of_creation(self) -> Unsure:
+        return Unsure.UNKNOWN if self.of_session else Unsure.EARLIER
+
     def _existing_tags(self) -> Mapping[str, str] | Unsure:
         """A new object has no tags yet, whatever it replaces."""
         if self.judged in _STORES:
@@ -75,7 +81,7 @@ class RequestFacts:
 
     def _new_tags(self) -> Mapping[str, str] | Unsure:
         if self._was_judged:
-            return Unsure.EARLIER
+            return self._of_creation
         copies = self.judged == "CopyObject" and self.request.header("x-amz-tagging-directive") != "REPLACE"
         if copies or self.judged == "PutObjectTagging":
             return Unsure.TAGS if self.sent_tags is None else self.sent_tags
@@ -100,6 +106,12 @@ class RequestFacts:
             return Unsure.UNKNOWN
         mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
         return (str(mapped or found),)
+
+    def content_sha256(self) -> Values:
+        """Return how the body is signed, also where a presigned URL only implies it."""
+        if self.signed is None or not self.signed.date:
+            return self.header("x-amz-content-sha256")
+        return (self.signed.sha256 or self.signed.payload.value,)
 
     def auth_type(self) -> Values:
         """Return how the request is signed."""
@@ -130,7 +142,7 @@ class RequestFacts:
         return datetime.fromtimestamp(self.received_ms / 1000, UTC)
 
 
-_OF_EACH_REQUEST = frozenset(["x-amz-content-sha256", "x-amz-metadata-directive", "if-match", "if-none-match"])
+_OF_EACH_REQUEST = frozenset(["x-amz-metadata-directive", "if-match", "if-none-match"])
 """Headers that the requests of an upload have themselves, if any."""
 
 _VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
@@ -155,6 +167,7 @@ _VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
     "s3:prefix": lambda facts: facts.parameter("prefix"),
     "s3:signatureAge": RequestFacts.signature_age,
     "s3:signatureversion": RequestFacts.signature_version,
+    "s3:x-amz-content-sha256": RequestFacts.content_sha256,
     "s3:x-amz-copy-source": RequestFacts.source_of_copy,
 }
 """How to find the value of each key that is neither a tag nor a header of the same name."""

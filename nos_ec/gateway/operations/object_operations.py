@@ -300,7 +300,7 @@ class ObjectOperations:
         """Return whether the account may learn which objects exist. A policy that only allows reading does not
         suffice."""
         access = self._access.bucket(key.bucket)
-        if not session_allows(call, "ListObjectsV2", ["s3:ListBucket"], key.bucket):
+        if not session_allows(call, "ListObjectsV2", ["s3:ListBucket"], key.bucket, access.row.owner):
             return False
         if access.rights_of(call.account) & (Rights.LIST | Rights.READ):
             return True

@@ -116,13 +116,13 @@ def require_in_session(call: Call) -> None:
         raise denied()
 
 
-def session_allows(call: Call, judged: str, actions: Sequence[str], resource: str) -> bool:
+def session_allows(call: Call, judged: str, actions: Sequence[str], resource: str, owner: str | None = None) -> bool:
     """Return whether the session policy of the sender allows all of these actions of the operation `judged`, or the
-    sender has none. Not for operations that depend on tags."""
+    sender has none. `owner` is that of the bucket, if it exists. Not for operations that depend on tags."""
     policy = _session_policy(call)
     if policy is None:
         return True
-    facts = _facts(call, judged, None, None)
+    facts = replace(_facts(call, judged, owner, None), of_session=True)
     return all(_verdict(policy, action, resource, facts) is Verdict.ALLOW for action in actions)
 
 
@@ -175,7 +175,8 @@ def _allowed(
     AccessDenied if it denies an action, or the policy of the session does not allow one. Source: "Session policies" of
     the IAM user guide: a session has no right that its policy does not allow."""
     resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
-    of_session = {Verdict.ALLOW if session is None else _verdict(session, one, resource, facts) for one in actions}
+    in_session = replace(facts, of_session=True)
+    of_session = {Verdict.ALLOW if session is None else _verdict(session, one, resource, in_session) for one in actions}
     if not of_session <= {Verdict.ALLOW, Verdict.UNDECIDED}:
         raise denied()
     policy, is_repair = access.policy, facts.judged in _REPAIRS

@@ -32,9 +32,8 @@ _HEADER_FIELDS = frozenset(
      "expires"]
 )  # fmt: skip
 """Fields that become headers of the same names, in addition to those that begin with x-amz-."""
-_SIGNATURE_FIELDS = frozenset(
-    ["x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-security-token", "x-amz-signature"]
-)
+_OF_NO_FORM = re.compile(r"x-amz-((algorithm|credential|date|security-token|signature|content-sha256)\Z|copy-source)")
+"""Fields of the signature, and headers that have no effect on a form: a policy must not take them for facts."""
 _OF_THE_BROWSER = frozenset([b"referer", b"user-agent"])
 """Headers of the form's request that bucket policies may compare."""
 _STATUSES = {"200": 200, "201": 201, "204": 204}
@@ -91,7 +90,7 @@ class PostForms:
 def _put_headers(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     found = {name: value for name, value in fields.items() if name in _HEADER_FIELDS}
     found |= {
-        name: value for name, value in fields.items() if name.startswith("x-amz-") and name not in _SIGNATURE_FIELDS
+        name: value for name, value in fields.items() if name.startswith("x-amz-") and not _OF_NO_FORM.match(name)
     }
     for name in found:
         require_header_name(name)

@@ -53,7 +53,7 @@ class SecurityTokens:
         answer = TokenAnswer()
         try:
             body = self._serve(request, _body_of(source), request_id, answer)
-            answer.reply = Reply(200, {"content-type": "text/xml"}, body)
+            answer.reply = Reply(200, {"content-type": "text/xml", "cache-control": "no-store"}, body)
         except BodyWanted:
             raise
         except Exception as error:

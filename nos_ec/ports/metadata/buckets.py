@@ -191,10 +191,16 @@ class AccessKeys(Protocol):
         """Return one page of all keys, by UTF-8 byte order of their names."""
 
     def change_access_key(
-        self, access_key: str, state: KeyState, secret: bytes | None = None, *, ends_sessions: bool = False
+        self,
+        access_key: str,
+        state: KeyState | None = None,
+        secret: bytes | None = None,
+        *,
+        instead_of: bytes | None = None,
+        ends_sessions: bool = False,
     ) -> bool:
-        """Set the state of a key, its secret unless `secret` is None, and a new generation if `ends_sessions`. Returns
-        False if there is no such key."""
+        """Set the state and the secret of a key, unless they are None, and a new generation if `ends_sessions`. Returns
+        False if there is no such key, or, with `instead_of`, if it has another secret than this."""
 
     def remove_access_key(self, access_key: str) -> bool:
         """Remove an access key. Returns False if there was none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -352,3 +353,95 @@ def test_tags_of_a_new_bucket_in_a_session(holder: Holder) -> None:
     tagged = {"Bucket": "music", "CreateBucketConfiguration": {"Tags": [{"Key": "a", "Value": "b"}]}}
     refused("AccessDenied", 403, holder.session(allow("s3:CreateBucket")).create_bucket, **tagged)
     holder.session(allow("s3:CreateBucket", "s3:PutBucketTagging")).create_bucket(**tagged)
+
+
+def test_a_presigned_url_makes_no_credentials(holder: Holder) -> None:
+    """It does not cover the body, in which whoever has the URL could ask for more."""
+    url = holder.sts.generate_presigned_url("get_caller_identity", HttpMethod="POST").removeprefix(holder.gateway.url)
+    kind = {"Content_Type": "application/x-www-form-urlencoded", "x_amz_content_sha256": hashlib.sha256().hexdigest()}
+    status, body, _ = holder.gateway.raw("POST", url, b"Action=GetSessionToken", **kind)
+    assert (status, b"AccessDenied" in body, b"Credentials" in body) == (403, True, False)
+
+
+def test_answers_with_secrets_are_not_cached(holder: Holder) -> None:
+    answer = holder.sts.get_session_token()
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["cache-control"] == "no-store"
+
+
+def conditioned(action: str, **condition: Any) -> dict[str, Any]:
+    policy = allow(action)
+    policy["Statement"][0]["Condition"] = {"StringEquals": condition}
+    return policy
+
+
+def test_a_form_does_not_meet_conditions_by_fields_without_an_effect(holder: Holder) -> None:
+    gateway, field = holder.gateway, "x-amz-copy-source"
+    client = holder.session(conditioned("s3:PutObject", **{f"s3:{field}": "photos/k"}))
+    refused("AccessDenied", 403, client.put_object, Bucket="photos", Key="form")
+    form = client.generate_presigned_post(
+        "photos", "form", Fields={field: "photos/k"}, Conditions=[{field: "photos/k"}]
+    )
+    parts = [*form["fields"].items(), ("file", "data")]
+    text = "".join(f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in parts)
+    body = (text + "--x--\r\n").encode()
+    assert gateway.raw("POST", "/photos", body, Content_Type="multipart/form-data; boundary=x")[0] == 403
+
+
+def test_a_session_does_not_finish_an_upload_that_it_could_not_begin(holder: Holder, ann: Any) -> None:
+    client = holder.session(conditioned("s3:PutObject", **{"s3:RequestObjectTag/security": "public"}))
+    named = {"Bucket": "photos", "Key": "up"}
+    upload = ann.create_multipart_upload(**named, Tagging="security=secret")["UploadId"]
+    refused("AccessDenied", 403, client.upload_part, **named, UploadId=upload, PartNumber=1, Body=b"x")
+    part = ann.upload_part(**named, UploadId=upload, PartNumber=1, Body=b"x")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    refused("AccessDenied", 403, client.complete_multipart_upload, **named, UploadId=upload, MultipartUpload=parts)
+
+
+def test_a_deny_by_owner_hides_which_keys_exist(holder: Holder) -> None:
+    policy = allow("s3:*")
+    deny = {"StringEquals": {"s3:ResourceAccount": "ann"}}
+    policy["Statement"].append({"Effect": "Deny", "Action": "s3:ListBucket", "Resource": "*", "Condition": deny})
+    refused("AccessDenied", 403, holder.session(policy).get_object, Bucket="photos", Key="none")
+
+
+def test_a_presigned_put_is_unsigned_payload_for_a_policy(holder: Holder) -> None:
+    policy = allow("s3:PutObject")
+    unsigned = {"StringEquals": {"s3:x-amz-content-sha256": "UNSIGNED-PAYLOAD"}}
+    policy["Statement"].append({"Effect": "Deny", "Action": "s3:PutObject", "Resource": "*", "Condition": unsigned})
+    client = holder.session(policy)
+    client.put_object(**NAMED, Body=b"y")
+    url = client.generate_presigned_url("put_object", NAMED, 60).removeprefix(holder.gateway.url)
+    assert holder.gateway.raw("PUT", url, b"z")[0] == 403
+
+
+def test_ending_sessions_and_encrypting_again_undo_no_change_meanwhile(at_once: Holder) -> None:
+    """Another administrator disables a key, or gives it a new secret, after the keys were listed."""
+    accounts, metadata = at_once.gateway.accounts, at_once.gateway.system.metadata
+    listed = metadata.access_keys
+
+    def meanwhile(change: Callable[[], object]) -> Any:
+        def access_keys(after: str, limit: int) -> Any:
+            page = listed(after, limit)
+            if not after:
+                change()
+            return page
+
+        return access_keys
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            metadata, "access_keys", meanwhile(lambda: accounts.set_key_state(at_once.access_key, KeyState.DISABLED))
+        )
+        accounts.end_sessions("ann")
+    key = metadata.access_key(at_once.access_key)
+    assert key is not None
+    assert key.state is KeyState.DISABLED
+    newer = MasterKeys(["34" * 32, "12" * 32])
+    secrets: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        rotate = lambda: secrets.append(accounts.rotate_key(newer, at_once.access_key).secret)  # noqa: E731
+        patch.setattr(metadata, "access_keys", meanwhile(rotate))
+        accounts.encrypt_again(newer)
+    key = metadata.access_key(at_once.access_key)
+    assert key is not None
+    assert newer.open(at_once.access_key, key.secret) == secrets[0]

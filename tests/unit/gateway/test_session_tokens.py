@@ -47,6 +47,14 @@ def test_the_longest_token_is_accepted() -> None:
     assert tokens().open(made.access_key, made.token).session.policy == policy
 
 
+def test_a_policy_that_does_not_fit_is_refused_at_once() -> None:
+    """Random characters of other scripts take three bytes each and cannot be compressed."""
+    policy = "".join(chr(0x4E00 + one % 20_000) for one in memoryview(os.urandom(2 * 2048)).cast("H"))
+    refused(partial(tokens().issue, Session("ann", "AKEY", bytes(8), 5, policy=policy)), "PackedPolicyTooLarge")
+    made = tokens().issue(Session("ann", "AKEY", bytes(8), 5, policy="\U0001f600" * 2048))
+    assert tokens().open(made.access_key, made.token).session.policy == "\U0001f600" * 2048
+
+
 def test_every_changed_character_is_refused() -> None:
     issuer = tokens()
     made = issuer.issue(SESSION)
@@ -122,6 +130,7 @@ def test_requests_are_parsed(body: str, wanted: sts.Wanted) -> None:
         (f"Action=AssumeRole&{ROLE}&DurationSeconds=43201", "ValidationError"),
         (f"Action=AssumeRole&{ROLE}&SerialNumber=x", "ValidationError"),
         (f"Action=AssumeRole&{ROLE}&Policy={'x' * 2049}", "ValidationError"),
+        (f"Action=AssumeRole&{ROLE}&Policy=", "ValidationError"),
         ("Action=AssumeRole&RoleSessionName=nightly", "ValidationError"),
         ("Action=AssumeRole&RoleArn=arn:aws:iam::ann:user/ann&RoleSessionName=nightly", "ValidationError"),
         ("Action=AssumeRole&RoleArn=arn:aws:iam::ann:role/b&RoleSessionName=a/b", "ValidationError"),

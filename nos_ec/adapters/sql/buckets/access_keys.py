@@ -48,9 +48,19 @@ class SqlAccessKeys(SqlPart):
         return [_key(row) for row in connection.execute(LIST, {"after": after, "rows_max": limit})]
 
     def change_access_key(
-        self, access_key: str, state: KeyState, secret: bytes | None = None, *, ends_sessions: bool = False
+        self,
+        access_key: str,
+        state: KeyState | None = None,
+        secret: bytes | None = None,
+        *,
+        instead_of: bytes | None = None,
+        ends_sessions: bool = False,
     ) -> bool:
-        existed = self._write(_change_access_key, access_key, state, secret, ends_sessions)
+        new: dict[str, Any] = {"state": state, "secret": secret}
+        if ends_sessions:
+            new["generation"] = urandom(GENERATION_BYTES)
+        changed = {name: value for name, value in new.items() if value is not None}
+        existed = self._write(_change_access_key, access_key, changed, instead_of)
         self._access_changed(AccessOf.KEY, access_key)
         return existed
 
@@ -74,16 +84,12 @@ def _add_access_key(connection: Connection, key: AccessKey) -> None:
 
 
 def _change_access_key(
-    connection: Connection, access_key: str, state: KeyState, secret: bytes | None, ends_sessions: bool
+    connection: Connection, access_key: str, changed: dict[str, Any], instead_of: bytes | None
 ) -> bool:
-    if connection.execute(FIND.with_for_update(), {"key": access_key}).first() is None:
+    row = connection.execute(FIND.with_for_update(), {"key": access_key}).first()
+    if row is None or instead_of not in (None, row.secret):
         return False
-    values: dict[str, Any] = {"state": state}
-    if secret is not None:
-        values["secret"] = secret
-    if ends_sessions:
-        values["generation"] = urandom(GENERATION_BYTES)
-    connection.execute(update(ACCESS_KEYS).where(_K.access_key == access_key).values(values))
+    connection.execute(update(ACCESS_KEYS).where(_K.access_key == access_key).values(changed))
     return True
 
 
