@@ -356,7 +356,7 @@ def test_tags_of_a_new_bucket_in_a_session(holder: Holder) -> None:
 
 
 def test_a_presigned_url_makes_no_credentials(holder: Holder) -> None:
-    """It does not cover the body, in which whoever has the URL could ask for more."""
+    """It does not cover the body, in which the holder of the URL could ask for more."""
     url = holder.sts.generate_presigned_url("get_caller_identity", HttpMethod="POST").removeprefix(holder.gateway.url)
     kind = {"Content_Type": "application/x-www-form-urlencoded", "x_amz_content_sha256": hashlib.sha256().hexdigest()}
     status, body, _ = holder.gateway.raw("POST", url, b"Action=GetSessionToken", **kind)
