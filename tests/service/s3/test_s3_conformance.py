@@ -336,6 +336,17 @@ def test_names_in_cross_origin_requests(gateway: Gateway, ann: Any) -> None:
         refused("InvalidRequest", 400, ann.put_bucket_cors, Bucket="photos", CORSConfiguration=bad)
 
 
+def test_conditions_on_the_target_of_a_copy(ann: Any) -> None:
+    etag = ann.put_object(**NAMED, Body=b"x")["ETag"]
+    copy = {"Bucket": "photos", "Key": "c", "CopySource": "photos/k"}
+    refused("NoSuchKey", 404, ann.copy_object, **copy, IfMatch=etag)
+    ann.copy_object(**copy, IfNoneMatch="*")
+    refused("PreconditionFailed", 412, ann.copy_object, **copy, IfNoneMatch="*")
+    refused("PreconditionFailed", 412, ann.copy_object, **copy, IfMatch='"0123"')
+    ann.copy_object(**copy, IfMatch=etag)
+    refused("PreconditionFailed", 412, ann.copy_object, **copy, IfMatch=etag, CopySourceIfNoneMatch=etag)
+
+
 @pytest.mark.parametrize("algorithm", ["MD5", "SHA512"])
 def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str) -> None:
     """Of an object, and of an upload, whose checksum is that of the checksums of its parts."""

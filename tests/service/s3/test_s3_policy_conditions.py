@@ -249,9 +249,15 @@ def test_names_of_accounts_in_keys(gateway: Gateway, ann: Any) -> None:
     denied(bob.list_objects_v2, Bucket="photos", Prefix="home/cid/", MaxKeys=10)
     denied(bob.list_objects_v2, Bucket="photos", Prefix="", MaxKeys=10)
     denied(bob.list_object_versions, Bucket="photos", Prefix="home/bob/", MaxKeys=10)
-    # A GET has no prefix, so it does not learn whether the key exists.
     denied(bob.get_object, Bucket="photos", Key="home/bob/missing")
-    assert gateway.raw("GET", "/photos/home/bob/missing?prefix=home/bob/&max-keys=1")[0] == 403
+
+
+def test_the_parameters_of_a_listing_are_not_those_of_a_get(gateway: Gateway, ann: Any) -> None:
+    """Otherwise anybody could find out which keys exist."""
+    lists = {"Action": "s3:ListBucket", "Resource": BUCKET}
+    ann.put_bucket_policy(**policy(statement({}), statement({"StringEquals": {"s3:prefix": "a"}}, **lists)))
+    assert gateway.raw("GET", "/photos?prefix=a")[0] == 200
+    assert gateway.raw("GET", "/photos/missing?prefix=a")[0] == 403
 
 
 def test_prefix_and_delimiter_that_were_not_sent_are_missing(gateway: Gateway, ann: Any) -> None:
