@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from nos_ec.core.formats.header import GroupHeader
 from nos_ec.core.geometry import Geometry
@@ -18,8 +19,7 @@ _ROUNDING = 1e-6
 """The largest rounding error of the sum of many fractions, in stripes."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveEntry:
+class LiveEntry(NamedTuple):
     """An object that is in a block according to its row."""
 
     key_md5: bytes
@@ -62,9 +62,7 @@ def account_block(
         for header in headers
         for entry in header.entries
     }
-    unconfirmed = tuple(
-        entry for entry in live if (entry.key_md5, entry.version, entry.offset, entry.length) not in in_headers
-    )
+    unconfirmed = tuple(entry for entry in live if entry not in in_headers)
     unknown_bytes = len(set(stripes_outside_groups)) * geometry.stripe_size
     # Rows may claim more bytes than were written, if they contradict the headers. `unconfirmed` reports that.
     dead_bytes = max(0, written_bytes + unknown_bytes - live_bytes)

@@ -74,6 +74,8 @@ class BlockCheck:
             return None
 
     def _look(self, row: BlockRow) -> list[Finding]:
+        if self._is_right(row):
+            return []
         placed = self._metadata.placed_in(row.block_id)
         found = BlockFindings(row)
         if row.state is BlockState.CONDEMNED:  # it may be half deleted
@@ -82,6 +84,25 @@ class BlockCheck:
         elif row.state is not BlockState.FENCED:  # recovery is about to compare fenced blocks itself
             self._compare(row, placed, found)
         return found.all
+
+    def _is_right(self, row: BlockRow) -> bool:
+        """Return whether nothing is wrong with a block, as nearly always: all its headers can be read, and confirm its
+        rows and counters. If it is not certain, or if data is to be read, return False."""
+        if row.state in (BlockState.CONDEMNED, BlockState.FENCED) or self._read.selects(row.block_id):
+            return False
+        live = self._metadata.live_in(row.block_id)
+        try:
+            stripes = self._blocks.stripes(row.block_id)
+            if stripes < row.stripes or (stripes != row.stripes and row.state is BlockState.SEALED):
+                return False
+            scan = scan_headers(self._blocks, row.block_id, row.stripes)
+        except NotFound:
+            return False
+        account = account_block(self._blocks.geometry, row.stripes, scan.headers, scan.stripes_outside_groups, live)
+        if scan.damaged_stripes or account.unconfirmed or counters_in_row(row) != counters_counted(account):
+            return False
+        self.figures.header_bytes += scan.bytes_read
+        return True
 
     def _compare(self, row: BlockRow, placed: Sequence[Placed], found: BlockFindings) -> None:
         try:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.ids import RESERVED_BUCKET, BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
-from nos_ec.core.tails import block_of_tail, is_tail, tail_place
+from nos_ec.core.tails import TAILS_BUCKET, block_of_tail, is_tail, tail_place
 from nos_ec.engine.check import uploads
 from nos_ec.engine.check.second_look import SecondLook, compare_steadily
 from nos_ec.engine.packable import combine_crc32c
 from nos_ec.engine.texts import count_text
-from nos_ec.ports.metadata import Metadata, ObjectRow, Segment
+from nos_ec.ports.metadata import Metadata, ObjectColumns, ObjectRow, Segment
 
 PAGE_ROWS = 1000
 _Listed = tuple[ObjectKey, int, int | None]
@@ -53,15 +53,9 @@ class ObjectCheck:
         """Yield what is wrong. Raises Transient."""
         # 1. Rows, and the blocks and segments that they name.
         after = 0
-        while page := self._metadata.objects_after(after, PAGE_ROWS):
-            after = page[-1].object_id
-            self.objects += sum(not is_tail(row.key) for row in page)
-            segments = self._segments_of_large(page)
-            checked = self._findings_of_rows(page, segments)
-            for object_id in sorted({row.object_id for row, found in checked if found}):
-                yield from self._second_look.doubt(partial(self._check_object, object_id))
-            for block_id in sorted(self._blocks_without_row(page, segments)):
-                yield from self._check_unknown_block(block_id)
+        while ids := (page := self._metadata.columns_after(after, PAGE_ROWS)).object_id:
+            yield from self._check_page(page, after)
+            after = ids[-1]
         # 2. Segments, and the rows that they belong to.
         after = 0
         while owners := self._metadata.owners_after(after, PAGE_ROWS):
@@ -79,6 +73,47 @@ class ObjectCheck:
             )
 
     # --- rows -----------------------------------------------------------------------------------------
+    def _check_page(self, page: ObjectColumns, after: int) -> Iterator[Finding]:
+        """Yield what is wrong with a page of rows, the first above the id `after`. Nearly all rows are ordinary, which
+        the columns show; the others are read again as rows."""
+        tails = sum(bucket.startswith(TAILS_BUCKET) for bucket in page.bucket)
+        self.objects += len(page.object_id) - tails
+        ids = self._unusual(page, after)
+        rows = list(self._metadata.objects_with(ids).values())
+        segments = self._segments_of_large(rows)
+        checked = self._findings_of_rows(rows, segments) if rows else ()
+        for object_id in sorted({row.object_id for row, found in checked if found}):
+            yield from self._second_look.doubt(partial(self._check_object, object_id))
+        named = {block_id for block_id in page.block_id if block_id is not None}
+        for block_id in sorted(self._blocks_without_row(named, rows, segments)):
+            yield from self._check_unknown_block(block_id)
+
+    def _unusual(self, page: ObjectColumns, after: int) -> Collection[int]:
+        """Return the ids of all rows for which `_findings_of_rows` may find something, or that need more than columns:
+        large, composed and noncurrent objects, and those of hidden buckets."""
+        if not self._metadata.keys_lead_to(after, page.object_id[-1]):
+            return page.object_id
+        waiting = self._metadata.waiting_with({copy for copy in page.landing_id if copy is not None})
+        hidden = {bucket for bucket in set(page.bucket) if bucket.startswith(RESERVED_BUCKET)}
+        composed = {attributes for attributes in set(page.attributes) if uploads.may_be_composed(attributes)}
+        kinds = zip(page.object_id, page.bucket, page.attributes, page.is_noncurrent, strict=True)
+        unusual = {
+            object_id
+            for object_id, bucket, attributes, is_noncurrent in kinds
+            if is_noncurrent or bucket in hidden or attributes in composed
+        }
+        values = zip(page.object_id, page.state, page.size, page.version, page.landing_id, page.block_id, strict=True)
+        for object_id, state, size, version, landing_id, block_id in values:
+            if state is ObjectState.PACKED:
+                is_right = size > 0 and block_id is not None
+            elif state is ObjectState.EMPTY:
+                is_right = size == 0
+            else:
+                is_right = size > 0 and landing_id in waiting
+            if not is_right or version < 1:
+                unusual.add(object_id)
+        return unusual
+
     def _check_object(self, object_id: int) -> list[Finding]:
         """Check one object. An object that keeps changing is in use, and yields no findings."""
 
@@ -137,11 +172,13 @@ class ObjectCheck:
         known = self._metadata.blocks_known({block_id for block_id in tails.values() if block_id is not None})
         return {key for key, block_id in tails.items() if block_id not in known}
 
-    def _blocks_without_row(self, page: Sequence[ObjectRow], segments: _SegmentsById) -> Collection[BlockId]:
-        """Return the blocks that a page names and that have no row now."""
-        named = {row.extent.block_id for row in page if row.extent is not None}
-        named |= {segment.extent.block_id for row in page for segment in _own_segments(row, segments)}
-        return named - self._metadata.blocks_known(named)
+    def _blocks_without_row(
+        self, named: Collection[BlockId], rows: Sequence[ObjectRow], segments: _SegmentsById
+    ) -> Collection[BlockId]:
+        """Return the blocks among those named, and among those of the segments of the rows, that have no row now."""
+        of_segments = {segment.extent.block_id for row in rows for segment in _own_segments(row, segments)}
+        of_segments.update(named)
+        return of_segments - self._metadata.blocks_known(of_segments)
 
     # --- segments without an object -------------------------------------------------------------------
     def _with_stray_segments(self, object_ids: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import compress
 from typing import Protocol
 
+from nos_ec.core.gc.reclaim import LiveEntry
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata.objects import ObjectRow, Segment
@@ -106,6 +107,14 @@ class Inspection(Protocol):
     def columns_after(self, object_id: int, limit: int) -> ObjectColumns:
         """Return what `objects_after` returns, as columns, which takes a fraction of the time. Raises Corrupt for a
         damaged row."""
+
+    def keys_lead_to(self, after: int, last: int) -> bool:
+        """Return whether the index of keys leads to each row whose `object_id` is above `after` and at most `last`, for
+        the key and the mark of the trash that the row has."""
+
+    def live_in(self, block_id: BlockId) -> list[LiveEntry]:
+        """Return the objects and segments that `Blocks.placed_in` returns, in any order and in short, which takes a
+        fraction of the time."""
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         """Return the rows of these objects that exist, by `object_id`."""

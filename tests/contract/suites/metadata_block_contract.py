@@ -8,6 +8,7 @@ from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockKind, BlockState
+from nos_ec.engine.header_scan import live_entries
 from nos_ec.ports.metadata import BlockFigures, BlockRow, Lease, SpaceUse, WaitReason
 from tests.rig.fakes.metadata_bench import GEOMETRY, TTL_MS, MetadataBench, new_block_id
 
@@ -136,6 +137,7 @@ class BlockContract:
         commit = bench.group(lease, block_id, rows[::-1])
         bench.metadata.commit_group(commit)
         placed = bench.metadata.placed_in(block_id)
+        assert sorted(bench.metadata.live_in(block_id)) == sorted(live_entries(placed))
         assert [one.key.name for one in placed] == ["c", "b", "a"]
         assert [one.extent.offset for one in placed] == [move.offset for move in commit.moves]
         assert [(one.object_id, one.version, one.crc32c) for one in placed] == [
@@ -144,8 +146,10 @@ class BlockContract:
         new = bench.large("l", lease)
         bench.metadata.record_large(new, lease, 5)
         (part,) = bench.metadata.placed_in(new.segments[1].extent.block_id)
+        assert bench.metadata.live_in(new.segments[1].extent.block_id) == live_entries([part])
         assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
         assert bench.metadata.placed_in(new_block_id()) == []
+        assert bench.metadata.live_in(new_block_id()) == []
         for one in (*placed, part):
             numbers = (one.extent.offset, one.extent.length, one.crc32c, one.version)
             assert {type(number) for number in numbers} == {int}, "no Decimal, which nothing can read bytes with"

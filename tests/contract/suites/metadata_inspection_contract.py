@@ -73,6 +73,8 @@ class InspectionContract:
         expected = ObjectColumns.of(rows)
         assert bench.metadata.columns_after(0, 99) == expected
         assert bench.metadata.columns_after(rows[2].object_id, 3) == ObjectColumns.of(rows[3:6])
+        assert all(bench.metadata.keys_lead_to(row.object_id - 1, row.object_id) for row in rows)
+        assert bench.metadata.keys_lead_to(0, rows[-1].object_id)
         small = ObjectColumns.of([row for row in rows if row.state is not ObjectState.LARGE])
         assert expected.without(ObjectState.LARGE) == small
 

@@ -586,6 +586,8 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "forget_landing": lambda: metadata.forget_landing(ids[100:200]),
         "objects_after": lambda: metadata.objects_after(landed[5].object_id, 100),
         "columns_after": lambda: metadata.columns_after(landed[5].object_id, 100),
+        "keys_lead_to": lambda: metadata.keys_lead_to(landed[5].object_id, landed[105].object_id),
+        "live_in": lambda: metadata.live_in(target),
         "objects_with": lambda: metadata.objects_with([row.object_id for row in landed[:100]]),
         "segments_of": lambda: metadata.segments_of([large.object_id, landed[0].object_id]),
         "owners_after": lambda: metadata.owners_after(0, 50),

@@ -499,7 +499,7 @@ def test_a_check_that_could_not_see_everything_says_so(bench: Bench, monkeypatch
             ("block store", system.blocks, "list_blocks"),
             ("landing copies", system.landing, "list_ids"),
             ("landing log", system.medium, "segments"),
-            ("objects", system.metadata, "objects_after"),
+            ("objects", system.metadata, "columns_after"),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(type(port), method, away)

@@ -261,7 +261,7 @@ def test_nothing_goes_into_quarantine_while_not_all_was_looked_at(
             raise Transient("no answer")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(system.metadata), "objects_after", away)
+            patch.setattr(type(system.metadata), "columns_after", away)
             assert actions(plan_of(bench)) == ["recount-block"]
         capfd.readouterr()
 

@@ -6,15 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, bindparam, select
+from sqlalchemy import BigInteger, Connection, and_, bindparam, func, select
 
 from nos_ec.adapters.sql.objects import landing
-from nos_ec.adapters.sql.operator.object_columns import OBJECTS_AFTER, read_columns
+from nos_ec.adapters.sql.operator.object_columns import OBJECTS_AFTER, read_columns, read_live
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, TRASH_COLUMNS, by_index, id_rows, marked_row
 from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.gc.reclaim import LiveEntry
 from nos_ec.core.ids import BlockId, Extent, LandingId
 from nos_ec.ports.metadata import ObjectColumns, ObjectRow, QueueEntry, Segment, WaitingRow
 
@@ -24,6 +25,16 @@ _LEAST = LandingId(bytes(16))
 _IDS = JsonRows("inspected", object_id=0)
 _BLOCK_ID, _BLOCK_OFFSET = (TRASH_COLUMNS.index(one) for one in (_O.block_id, _O.block_offset))
 
+_BY_ID, _BY_KEY = OBJECTS.alias("by_id"), OBJECTS.alias("by_key")
+_LED_TO = and_(
+    *(_BY_KEY.c[name] == _BY_ID.c[name] for name in ("trashed", "bucket", "name")),
+    _BY_KEY.c.object_id + 0 == _BY_ID.c.object_id,  # the sum keeps SQLite from a look-up by the id
+)
+_LED: Any = select(func.count(), func.count(_BY_KEY.c.object_id)).select_from(_BY_ID.outerjoin(_BY_KEY, _LED_TO))
+KEYS_LEAD_TO = by_index(by_index(_LED, _BY_ID, "PRIMARY"), _BY_KEY, "objects_by_trash_key").where(
+    _BY_ID.c.object_id > bindparam("after", type_=BigInteger),
+    _BY_ID.c.object_id <= bindparam("last", type_=BigInteger),
+)
 OBJECTS_WITH = looked_up(
     select(*TRASH_COLUMNS).join_from(_IDS.table, OBJECTS, _O.object_id == _IDS["object_id"]), OBJECTS
 )
@@ -70,6 +81,15 @@ class SqlInspection(SqlPart):
         except (ValueError, KeyError, InvalidInput):  # a row is damaged: read it in the ordinary way, which names it
             after = {"after": object_id, "rows_max": limit}
             return ObjectColumns.of(list(map(_as_found, connection.execute(OBJECTS_AFTER, after))))
+
+    @reads
+    def keys_lead_to(self, connection: Connection, after: int, last: int) -> bool:
+        rows, found = connection.execute(KEYS_LEAD_TO, {"after": after, "last": last}).one()
+        return bool(rows == found)
+
+    @reads
+    def live_in(self, connection: Connection, block_id: BlockId) -> list[LiveEntry]:
+        return read_live(connection, block_id)
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         return self._read(_objects_with, object_ids) if object_ids else {}

@@ -7,19 +7,35 @@ as they are. All checks of values are made for a page at once, and so is their c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnClause, Connection, Select, bindparam, literal_column, select, type_coerce
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnClause,
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    literal_column,
+    select,
+    type_coerce,
+    union_all,
+)
 from sqlalchemy.types import NullType
 
 from nos_ec.adapters.sql.tables.rows import FIRST_MARK, TRASH_COLUMNS, by_index, mark_times
-from nos_ec.adapters.sql.tables.schema import ID_BYTES, OBJECTS
-from nos_ec.core.ids import require_keys
+from nos_ec.adapters.sql.tables.schema import ID_BYTES, OBJECTS, SEGMENTS
+from nos_ec.core.gc.reclaim import LiveEntry
+from nos_ec.core.ids import BlockId, require_keys
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import ObjectColumns
 
-_O = OBJECTS.c
+_O, _S = OBJECTS.c, SEGMENTS.c
 _NO_ID = bytes(ID_BYTES)
 _NULL_ID = f"x'{_NO_ID.hex()}'"
 _JOINED: ColumnClause[bytes] = literal_column(
@@ -35,6 +51,10 @@ _Columns = Sequence[Sequence[Any]]
 """The columns of a page, as in TRASH_COLUMNS: NULL is None, and texts are bytes, except `state`."""
 
 
+def _raw(*columns: Column[Any]) -> list[ColumnElement[Any]]:
+    return [type_coerce(column, NullType()) for column in columns]
+
+
 def _after(columns: Iterable[Any]) -> Select[Any]:
     return (
         by_index(select(*columns), OBJECTS, "PRIMARY")
@@ -45,8 +65,49 @@ def _after(columns: Iterable[Any]) -> Select[Any]:
 
 
 OBJECTS_AFTER = _after(TRASH_COLUMNS)
-_RAW_AFTER = _after(type_coerce(column, NullType()) for column in TRASH_COLUMNS)
+_RAW_AFTER = _after(_raw(*TRASH_COLUMNS))
 _JOINED_AFTER = _after([_JOINED])
+
+
+def _live(*columns: ColumnElement[Any], of_segments: Sequence[ColumnElement[Any]]) -> CompoundSelect[Any]:
+    return union_all(
+        select(*columns).where(_O.block_id == bindparam("block_id")),
+        select(*of_segments)
+        .join_from(SEGMENTS, OBJECTS, and_(_O.object_id == _S.object_id, _O.version == _S.version))
+        .where(_S.block_id == bindparam("block_id")),
+    )
+
+
+def _place_joined(version: str, offset: str, length: str) -> ColumnClause[bytes]:
+    """Return a place in one column. A missing offset becomes -1, where nothing is."""
+    words = f"{version}, COALESCE({offset}, -1), {length}, CONCAT(objects.bucket, '/', objects.name)"
+    return literal_column(f"CONCAT_WS(' ', {words})")
+
+
+_RAW_LIVE = _live(
+    *_raw(_O.bucket, _O.name, _O.version, _O.block_offset, _O.size),
+    of_segments=_raw(_O.bucket, _O.name, _S.version, _S.block_offset, _S.length),
+)
+_JOINED_LIVE = _live(
+    _place_joined("objects.version", "objects.block_offset", "objects.size"),
+    of_segments=[_place_joined("segments.version", "segments.block_offset", "segments.length")],
+)
+
+
+def read_live(connection: Connection, block_id: BlockId) -> list[LiveEntry]:
+    """Return the objects and segments in a block."""
+    md5 = hashlib.md5
+    if connection.dialect.name == "sqlite":
+        rows = connection.execute(_RAW_LIVE, {"block_id": block_id}).all()
+        return [
+            LiveEntry(md5(b"%b/%b" % (bucket, name), usedforsecurity=False).digest(), version, offset, length)
+            for bucket, name, version, offset, length in rows
+        ]
+    words = (one.split(b" ", 3) for one in connection.execute(_JOINED_LIVE, {"block_id": block_id}).scalars().all())
+    return [
+        LiveEntry(md5(key, usedforsecurity=False).digest(), int(version), int(offset), int(length))
+        for version, offset, length, key in words
+    ]
 
 
 def read_columns(connection: Connection, object_id: int, limit: int) -> ObjectColumns:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
+    FromClause,
     LargeBinary,
     Select,
     Table,
@@ -94,7 +95,7 @@ def by_keys(*columns: Column[Any]) -> Select[Any]:
     return looked_up(select(*columns).join_from(KEYS.table, OBJECTS, listed), OBJECTS, "objects_by_trash_key")
 
 
-def by_index(query: Select[Any], table: Table, index: str) -> Select[Any]:
+def by_index(query: Select[Any], table: FromClause, index: str) -> Select[Any]:
     """Return the query with an index hint for MySQL, whose planner would rather sort the table when most rows match.
 
     The planner does not see that LIMIT makes the index walk short. SQLite has no such hint and needs none.
