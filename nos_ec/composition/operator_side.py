@@ -17,7 +17,7 @@ from nos_ec.core.expiry import DAY_MS
 from nos_ec.engine.check.checker import Checked
 from nos_ec.engine.figures.header_survey import read_headers_found
 from nos_ec.engine.figures.log_figures import LogFigures, log_figures
-from nos_ec.engine.figures.store_totals import DatedTotals, StoreTotals
+from nos_ec.engine.figures.store_totals import DatedTotals, OwnSums, StoreTotals
 from nos_ec.engine.figures.usage import usage_spans
 from nos_ec.engine.gc.control import GcControl
 from nos_ec.engine.gc.run_note import read_run
@@ -51,6 +51,7 @@ class OperatorSide:
         self._adapters = adapters
         self.counts = StoredCounts(adapters.metadata, nothing_counted())
         """The counts of GC, scrubs and shard rebuilds, which are kept in the store."""
+        self._own_sums = OwnSums()
 
     # --- monitoring -------------------------------------------------------------------------------
     def monitor(self, service: str, *, writes: bool, publishes: bool = True) -> Monitor:
@@ -94,7 +95,7 @@ class OperatorSide:
 
     def store_totals(self) -> StoreTotals:
         """Return the reader of the sums over the whole store, which also keeps the stored sums up to date."""
-        return StoreTotals(self._adapters.metadata, self._adapters.clock, FIGURES_MS)
+        return StoreTotals(self._adapters.metadata, self._adapters.clock, FIGURES_MS, self._own_sums)
 
     def figures(self) -> StoreFigures:
         """Return figures of the whole store, whose sums may be older than the rest. Raises Transient."""

@@ -11,8 +11,8 @@ If it dies, that time passes, and another process claims them. Two processes tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from threading import Event
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
 
 import structlog
 
@@ -46,27 +46,53 @@ class DatedTotals:
     at_ms: int
 
 
+@dataclass(slots=True)
+class OwnSums:
+    """The sums that this process computed last because the stored ones were out of date, and until when it uses them
+    again. While `lock` is held, one thread computes them, and the others wait for the result."""
+
+    lock: Lock = field(default_factory=Lock)
+    dated: DatedTotals | None = None
+    until_ms: int = 0
+
+
 class StoreTotals:
     """Reads the sums, and keeps the stored ones up to date. Safe to call from several threads.
 
-    `wait_ms`: stored sums are computed again after this time at the earliest.
+    `wait_ms`: sums are computed again after this time at the earliest. `own` is shared by all readers of a process.
     """
 
-    def __init__(self, metadata: Metadata, clock: Clock, wait_ms: int) -> None:
+    def __init__(self, metadata: Metadata, clock: Clock, wait_ms: int, own: OwnSums | None = None) -> None:
         self._metadata = metadata
         self._clock = clock
         self._wait_ms = wait_ms
         self._keep_wait_ms = max(wait_ms, KEEP_WAIT_MS_MIN)
         self._cost_due_ms = 0
+        self._own = OwnSums() if own is None else own
 
     def read(self) -> DatedTotals:
-        """Return the stored sums, or exact ones if none are stored or if they are out of date. Raises Transient."""
+        """Return the stored sums, or exact ones if none are stored or if they are out of date. Exact sums of a large
+        store are used again for COST_SHARE times as long as computing them took. Raises Transient."""
         stored, now_ms = self._metadata.stored_totals(), self._clock.now_ms()
         if stored is not None and waits(
             stored.next_ms + 2 * self._keep_wait_ms, now_ms, NEXT_MS_MAX + 2 * self._keep_wait_ms
         ):
             return DatedTotals(stored.totals, stored.at_ms)
-        return DatedTotals(self._metadata.totals(), now_ms)
+        with self._own.lock:
+            return self._computed()
+
+    def _computed(self) -> DatedTotals:
+        own, now_ms = self._own, self._clock.now_ms()
+        if own.dated is not None and waits(own.until_ms, now_ms, NEXT_MS_MAX):
+            return own.dated
+        dated = DatedTotals(self._metadata.totals(), now_ms)
+        own.dated = dated if dated.totals.rows > CHEAP_ROWS_MAX else None
+        own.until_ms = self._next_ms(now_ms, self._clock.now_ms())
+        return dated
+
+    def _next_ms(self, began_ms: int, ended_ms: int) -> int:
+        """Return when sums may be computed again."""
+        return ended_ms + min(max(self._wait_ms, COST_SHARE * max(0, ended_ms - began_ms)), NEXT_MS_MAX)
 
     def keep(self) -> None:
         """Compute and store the sums if that is due and no other process does it, and record them for the usage of the
@@ -88,8 +114,7 @@ class StoreTotals:
             if stored is not None:
                 self._metadata.store_totals(None, stored)
             return
-        cost_ms = max(0, ended_ms - now_ms)
-        next_ms = ended_ms + min(max(self._wait_ms, COST_SHARE * cost_ms), NEXT_MS_MAX)
+        cost_ms, next_ms = max(0, ended_ms - now_ms), self._next_ms(now_ms, ended_ms)
         self._metadata.store_totals(StoredTotals(totals, now_ms, cost_ms, next_ms), stored)
 
     def run(self, stop: Event) -> None:

@@ -15,6 +15,7 @@ from nos_ec.engine.figures.store_totals import (
     COST_SHARE,
     KEEP_WAIT_MS_MIN,
     NEXT_MS_MAX,
+    OwnSums,
     StoreTotals,
 )
 from nos_ec.ports.metadata import Metadata, StoredTotals, Totals
@@ -154,6 +155,23 @@ def test_sums_that_nobody_keeps_are_computed_by_their_readers() -> None:
     assert process.read().totals.queued_objects == LARGE
     rows.clock.advance(1)
     assert process.read().totals.queued_objects == LARGE + 1
+
+
+def test_readers_of_a_process_compute_sums_that_nobody_keeps_for_a_small_share_of_the_time() -> None:
+    rows, own = Rows(LARGE, cost_ms=10_000), OwnSums()
+    readers = [StoreTotals(cast(Metadata, rows), rows.clock, WAIT_MS, own) for _ in range(4)]
+    began_ms = rows.clock.now_ms()
+    assert {reader.read().at_ms for reader in readers} == {began_ms}
+    rows.clock.advance(COST_SHARE * rows.cost_ms - 1)
+    assert {reader.read().at_ms for reader in readers} == {began_ms}
+    assert rows.computed == 1
+    rows.clock.advance(1)
+    assert {reader.read().at_ms for reader in readers} == {rows.clock.now_ms() - rows.cost_ms}
+    assert rows.computed == 2
+    readers[0].keep()
+    rows.waiting += 1
+    assert readers[1].read().totals.queued_objects == LARGE, "what is kept comes first"
+    assert rows.computed == 3
 
 
 @pytest.mark.parametrize("ahead_ms", [2 * NEXT_MS_MAX, 20 * 24 * 3_600_000, 10**12])
