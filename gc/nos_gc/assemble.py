@@ -61,6 +61,8 @@ def gc_service(system: System, monitor: Monitor | None = None, *, retry: bool = 
         system.worker.lifecycle_walk(),
         reaper,
         system.contended_lease,
+        system.metadata,
+        settings.gc.workers,
         partial(system.worker.writer, kind=BlockKind.SURVIVOR),
         system.clock,
     )

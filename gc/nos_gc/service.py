@@ -1,25 +1,27 @@
-"""The GC service: one collection per run, started by cron or by its own loop."""
+"""The GC service: one collection of each free worker per run, started by cron or by its own loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from threading import Event
 from typing import Any, TypeVar
 
 import structlog
 
-from nos_ec.core.errors import LeaseLost, NosError, Transient
+from nos_ec.core.errors import Conflict, LeaseLost, NosError, Transient
+from nos_ec.core.gc.gc_policy import Behind
+from nos_ec.core.gc.share import owner
 from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
-from nos_ec.engine.gc.options import LEASE_NAME
 from nos_ec.engine.gc.progress import CollectionResult, GcCounters
 from nos_ec.engine.gc.run_stop import Stopped
 from nos_ec.engine.gc.throttling import POLL_MS
 from nos_ec.engine.gc.victims import CollectionPlan
+from nos_ec.engine.gc.workers import WorkersMetadata, WorkerState, read_workers, worker_lease
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.objects.trash import Purged, TrashCan
 from nos_ec.engine.packing.stripe_writer import StripeWriter
@@ -35,8 +37,8 @@ T = TypeVar("T")
 
 
 class GcService:
-    """Runs GC and the work that belongs before a collection. Holds the GC lease while it collects. Any thread may read
-    `counters` and `held`."""
+    """Runs GC and the work that belongs before a collection. Holds the lease of a worker while it collects. Any thread
+    may read `counters` and `held`."""
 
     def __init__(
         self,
@@ -47,9 +49,12 @@ class GcService:
         lifecycle: LifecycleWalk,
         uploads: UploadReaper,
         new_lease: Callable[[str], HeldLease],
+        metadata: WorkersMetadata,
+        workers: int,
         new_writer: Callable[[Lease], StripeWriter],
         clock: Clock,
     ) -> None:
+        """workers: how many GC workers the store may have at a time."""
         self._collector = collector
         self._control = control
         self._housekeeping = housekeeping
@@ -57,6 +62,8 @@ class GcService:
         self.lifecycle = lifecycle
         self._uploads = uploads
         self._new_lease = new_lease
+        self._metadata = metadata
+        self._workers = workers
         self._new_writer = new_writer
         self._clock = clock
         self.counters = GcCounters()
@@ -77,27 +84,83 @@ class GcService:
         return self._collector.target_costs(targets)
 
     def run_once(
-        self, beat: Beat = unwatched, stop: Event | None = None, max_ms: int | None = None
+        self, beat: Beat = unwatched, stop: Event | None = None, max_ms: int | None = None, recent_ms: int = 0
     ) -> CollectionResult:
-        """Free the space of dead objects: run housekeeping, apply expiry, then run one collection.
+        """Free the space of dead objects: run housekeeping, apply expiry, then run one collection of each free worker.
 
-        Housekeeping seals the blocks of dead writers. Expiry removes expired objects from the trash, applies lifecycle
-        rules, and deletes the parts of aborted uploads. `stop` ends the run early, and so do `max_ms` of collecting and
-        a pause. Raises Conflict while another GC is running, LeaseLost, Transient and NoSpace; a later run continues
-        from there.
+        Housekeeping seals the blocks of dead writers. Expiry, which belongs to worker 0, removes expired objects from
+        the trash, applies lifecycle rules, and deletes the parts of aborted uploads. With several workers, the worker
+        comes first that has not run for longest; workers are left out whose last run began less than `recent_ms` before
+        this call, or after it. `stop` ends the run early, and so do `max_ms` of collecting and a pause.
+
+        Raises Conflict while other processes run all workers, LeaseLost, Transient and NoSpace; a later run continues
+        from there. A worker that fails does not stop the others: its failure is raised at the end.
         """
+        since_ms = self._clock.now_ms() - recent_ms
+        total, failure, taken = None, None, None
+        tried: set[int] = set()
         try:
             self._run_housekeeping(beat)
-            expired = self._expire_trash(beat, stop)
-            self._apply_lifecycle(beat, stop)
-            self._reap_uploads(beat, stop)
-            result = self._collect(beat, stop, expired, max_ms)
+            began_ms = self._clock.now_ms()
+            while (worker := self._next_worker(tried, since_ms)) is not None:
+                tried.add(worker)
+                left_ms = None if max_ms is None else max_ms - (self._clock.now_ms() - began_ms)
+                try:
+                    result = self._run_worker(worker, beat, stop, left_ms)
+                except LeaseLost:
+                    raise
+                except Conflict as error:
+                    taken = error
+                    continue
+                except NosError as error:
+                    failure = failure or error
+                    continue
+                total = result if total is None else total + result
+                if result.stopped not in (None, Stopped.SPACE):
+                    break
+            failure = failure or (taken if total is None else None)
+            if failure is not None:
+                raise failure
         except NosError:
             self.counters = replace(self.counters, failures=self.counters.failures + 1)
             raise
+        return CollectionResult() if total is None else total
+
+    def _next_worker(self, tried: Collection[int], since_ms: int) -> int | None:
+        """Return the free worker that has not run for longest. Leaves out the workers that were tried, and those whose
+        last runs began at `since_ms` or later. Returns None if no worker is left. Raises Conflict if other processes
+        run all of them and none was tried, and Transient.
+
+        A single worker is always tried, so that the error of its lease names the process that holds it.
+        """
+        if self._workers == 1:
+            return None if tried else 0
+        now_ms = self._clock.now_ms()
+        free = [one for one in read_workers(self._metadata, self._workers, now_ms) if not one.running]
+        free = [one for one in free if one.worker < self._workers]
+        if not free and not tried:
+            raise Conflict(
+                f"all {self._workers} GC workers run in other processes; `nos-ec gc status` names them. Let them"
+                " finish, or raise gc.workers for all GC processes"
+            )
+        due = [one for one in free if one.worker not in tried and not since_ms <= _began_ms(one) <= now_ms]
+        return min(due, key=lambda one: (_began_ms(one), one.worker)).worker if due else None
+
+    def _run_worker(self, worker: int, beat: Beat, stop: Event | None, max_ms: int | None) -> CollectionResult:
+        """Run one collection, and for worker 0 apply expiry before it. Raises what `run_once` raises."""
+        expired = Purged()
+        if self._workers == 1:
+            expired = self._expire(beat, stop)
+        with self._new_lease(worker_lease(worker)) as held:
+            if worker == 0 and self._workers > 1:
+                # The lease comes first, so that only one of the processes expires objects. A single worker needs no
+                # lease for that, and if it is killed, no lease keeps the next one waiting.
+                expired = self._expire(beat, stop)
+            result = self._collect(held, worker, beat, stop, expired, max_ms)
         self.counters = replace(self.counters, runs=self.counters.runs + 1, last_run_ms=self._clock.now_ms())
         _log.info(
             "collected",
+            worker=worker,
             blocks_deleted=result.blocks_deleted,
             objects_moved=result.objects_moved,
             bytes_reclaimed=result.bytes_reclaimed,
@@ -116,6 +179,12 @@ class GcService:
             self._housekeeping.run_once(beat)
         except Transient as error:
             _log.warning("housekeeping failed; collecting anyway", error=str(error))
+
+    def _expire(self, beat: Beat, stop: Event | None) -> Purged:
+        expired = self._expire_trash(beat, stop)
+        self._apply_lifecycle(beat, stop)
+        self._reap_uploads(beat, stop)
+        return expired
 
     def _expire_trash(self, beat: Beat, stop: Event | None) -> Purged:
         purged = _attempt("expired objects not removed from the trash", lambda: self._trash.expire(beat, stop))
@@ -151,7 +220,9 @@ class GcService:
                 bytes=reaped.bytes,
             )
 
-    def _collect(self, beat: Beat, stop: Event | None, expired: Purged, max_ms: int | None) -> CollectionResult:
+    def _collect(
+        self, held: HeldLease, worker: int, beat: Beat, stop: Event | None, expired: Purged, max_ms: int | None
+    ) -> CollectionResult:
         before = self.counters.with_run(_with_expired(CollectionResult(), expired))
         self.counters = before
 
@@ -159,13 +230,12 @@ class GcService:
             beat(0)
             self.counters = before.with_run(result)
 
-        with self._new_lease(LEASE_NAME) as held:
-            self.held = held
-            try:
-                result = self._collector.run(lambda: self._new_writer(held.lease), watch, stop, max_ms)
-                return _with_expired(result, expired)
-            finally:
-                self.held = None
+        self.held = held
+        try:
+            result = self._collector.run(lambda: self._new_writer(held.lease), watch, stop, max_ms, worker)
+            return _with_expired(result, expired)
+        finally:
+            self.held = None
 
     def recover(self) -> None:
         """Fence the expired lease of a killed run, so that `rewrite` can take it."""
@@ -175,26 +245,33 @@ class GcService:
         """Move the live objects out of one block, however little it wastes, and condemn it. Returns False if it is no
         longer a sealed block of groups.
 
-        Raises Conflict while a collection runs, Corrupt if some objects cannot be read and stay, LeaseLost, NoSpace,
-        and Transient, also when the block cannot be read now.
+        Raises Conflict while the worker of the block collects, Corrupt if some objects cannot be read and stay,
+        LeaseLost, NoSpace, and Transient, also when the block cannot be read now.
         """
-        with self._new_lease(LEASE_NAME) as held:
+        with self._new_lease(worker_lease(owner(block_id, self._workers))) as held:
             result = self._collector.rewrite(block_id, lambda: self._new_writer(held.lease))
         return result.blocks_condemned > 0
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
-        """Collect every `wait_ms` until `stop` is set. After a pause collect again at once."""
+        """Collect every `wait_ms` until `stop` is set. After a pause, and when `gc.blocks_max_per_run` ended a run,
+        collect again at once. A worker whose last run, in any process, began less than half of `wait_ms` ago is not
+        due."""
+        recent_ms = wait_ms // 2
         while not stop.is_set():
             beat(0)
             result = None
             try:
-                result = self.run_once(beat, stop)
+                result = self.run_once(beat, stop, recent_ms=recent_ms)
             except LeaseLost:
                 raise
             except NosError as error:
                 _log.warning("collection failed; trying again", error=str(error))
+            recent_ms = wait_ms // 2
             if result is not None and result.stopped is Stopped.PAUSED:
                 self._outlast_pause(stop, wait_ms, beat)
+                recent_ms = 0
+            elif result is not None and result.behind is Behind.BLOCKS and result.blocks_condemned:
+                recent_ms = 0
             else:
                 beat(wait_ms)
                 self._clock.wait(stop, wait_ms)
@@ -211,6 +288,10 @@ class GcService:
                     return
             except NosError as error:
                 _log.warning("pause of GC not read; trying again", error=str(error))
+
+
+def _began_ms(one: WorkerState) -> int:
+    return 0 if one.run is None else one.run.started_ms
 
 
 def _attempt(failure: str, work: Callable[[], T]) -> T | None:

@@ -6,30 +6,31 @@ from dataclasses import asdict
 from typing import Any
 
 from nos_ec.composition.wiring import System
-from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.engine.gc.control import Control, GcControl
-from nos_ec.engine.gc.options import LEASE_NAME
-from nos_ec.engine.gc.run_note import read_run
-from nos_ec.ports.clock import waits
+from nos_ec.engine.gc.run_note import RunState
+from nos_ec.engine.gc.workers import newest_run, read_workers
 
 
 def gc_status_data(system: System) -> dict[str, Any]:
     """Return the data that `gc status` prints. Sizes are in bytes, times in milliseconds of Unix time.
 
-    `running` is whether a process holds the lease of GC. `run` is the last run, null if there was none. Its bytes_left
-    and left_ms estimate the remaining work; left_ms is null while the rate is 0. A run that is not running and has no
-    ended_ms was killed.
+    `running` is whether a process holds the lease of a worker. `run` is the run that was seen last, null if there was
+    none. Its bytes_left and left_ms estimate the remaining work; left_ms is null while the rate is 0. `workers` has the
+    same of each worker. A run that is not running and has no ended_ms was killed.
     """
-    now_ms = system.clock.now_ms()
-    leases = system.metadata.list_leases(LEASE_NAME)
-    running = any(one.name == LEASE_NAME and waits(one.expires_ms, now_ms, LEASE_MS_MAX) for one in leases)
-    run, control = read_run(system.metadata), GcControl(system.metadata).read()
+    workers = read_workers(system.metadata, system.settings.gc.workers, system.clock.now_ms())
+    control = GcControl(system.metadata).read()
     return {
-        "running": running,
+        "running": any(one.running for one in workers),
         "paused": control.paused,
         **gc_limits(system, control),
-        "run": None if run is None else asdict(run) | {"bytes_left": run.bytes_left, "left_ms": run.left_ms},
+        "run": _run_data(newest_run(one.run for one in workers)),
+        "workers": [{"worker": one.worker, "running": one.running, "run": _run_data(one.run)} for one in workers],
     }
+
+
+def _run_data(run: RunState | None) -> dict[str, Any] | None:
+    return None if run is None else asdict(run) | {"bytes_left": run.bytes_left, "left_ms": run.left_ms}
 
 
 def gc_limits(system: System, control: Control) -> dict[str, int | bool]:

@@ -20,7 +20,7 @@ from nos_ec.engine.figures.log_figures import LogFigures, log_figures
 from nos_ec.engine.figures.store_totals import DatedTotals, OwnSums, StoreTotals
 from nos_ec.engine.figures.usage import usage_spans
 from nos_ec.engine.gc.control import GcControl
-from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.gc.workers import last_behind
 from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.engine.operator_changes import OperatorChanges
 from nos_ec.engine.scrub.planned import PlannedMending
@@ -28,7 +28,14 @@ from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
 from nos_ec.engine.upkeep.shard_rebuild import ShardRebuild
 from nos_ec.monitoring.declarations.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.exposition import Sample
-from nos_ec.monitoring.gc_samples import interval_samples, nothing_counted, pass_samples, rebuild_counts, scrub_counts
+from nos_ec.monitoring.gc_samples import (
+    interval_samples,
+    nothing_counted,
+    pass_samples,
+    rebuild_counts,
+    scrub_counts,
+    worker_samples,
+)
 from nos_ec.monitoring.monitor import Cached, Monitor
 from nos_ec.monitoring.sources import (
     StoreFigures,
@@ -87,6 +94,8 @@ class OperatorSide:
         monitor.metrics.add("limits", lambda: limit_samples(gc.reserve_bytes, waiting_ms_max, gc.target_space_amp))
         monitor.metrics.add("intervals", lambda: interval_samples(gc.wait_ms, settings.scrub.pass_days * DAY))
         monitor.metrics.add("gc", self.counts.samples)
+        if gc.workers > 1:
+            monitor.metrics.add("gc workers", lambda: worker_samples(adapters.metadata, gc.workers, adapters.clock))
         monitor.metrics.add("passes", lambda: pass_samples(adapters.metadata, DAY_MS))
 
     def lag(self) -> int:
@@ -109,7 +118,6 @@ class OperatorSide:
     ) -> StoreFigures:
         """Return these figures of the whole store together with the others, which are read now. Raises Transient."""
         metadata = self._adapters.metadata
-        run = read_run(metadata)
         return StoreFigures(
             dated.totals,
             dated.at_ms,
@@ -119,7 +127,7 @@ class OperatorSide:
             lag,
             self.log_figures(),
             usage_spans(metadata, dated.totals, dated.at_ms),
-            None if run is None else run.behind,
+            last_behind(metadata, self._adapters.settings.gc.workers),
             read_headers_found(metadata),
         )
 

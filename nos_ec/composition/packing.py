@@ -183,6 +183,7 @@ def collector_options(settings: Settings, *, retry: bool = False) -> CollectorOp
         bytes_per_s=gc.bytes_per_s,
         operations_per_s=gc.operations_per_s,
         slowdown_max=gc.read_slowdown_max,
+        workers=gc.workers,
         density=DENSITY[consumer.policy],
         split_bytes=split_price(consumer.policy, geometry, consumer.split_bytes),
         new_merge_list=lambda: new_merge_list(consumer, geometry, NO_DEADLINE_MS, random.Random(0)),
@@ -190,13 +191,14 @@ def collector_options(settings: Settings, *, retry: bool = False) -> CollectorOp
 
 
 def _policy(gc: GcSettings, copy_bytes_max: float) -> GcPolicy | None:
+    blocks_max = gc.workers * gc.blocks_max_per_run  # a plan has the victims of all workers
     if gc.policy == "space-target":
         return SpaceTarget(
             gc.space_amp,
             floor_days=gc.price_days_min,
             budget_bytes=copy_bytes_max,
-            victims_max=gc.blocks_max_per_run,
+            victims_max=blocks_max,
         )
     if gc.policy == "price":
-        return Price(max(gc.price_days_min, ANY_PRICE_DAYS), copy_bytes_max, gc.blocks_max_per_run)
+        return Price(max(gc.price_days_min, ANY_PRICE_DAYS), copy_bytes_max, blocks_max)
     return None

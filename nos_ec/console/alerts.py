@@ -8,12 +8,14 @@ once. A unit test runs each judge on the series of deploy/prometheus/rules_test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
 from nos_ec.console.rates.rates import Told
 from nos_ec.core.gc.gc_policy import Behind
+from nos_ec.core.gc.share import WORKERS_MAX
 from nos_ec.core.placement import GroupState
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.core.states import BlockState
@@ -196,10 +198,20 @@ def _backlog_grows(seen: Seen) -> bool:
 
 
 def _gc_not_running(seen: Seen) -> bool:
+    least_s = seen.now_s - 4 * max(seen.values(m.GC_WAIT_SECONDS))
+    if any(seen_s < least_s for seen_s in _gc_workers_seen(seen)):
+        return True
     last_s = max(seen.values(m.GC_LAST_RUN))
     if not last_s:
         raise Unknown
-    return seen.now_s - last_s > 4 * max(seen.values(m.GC_WAIT_SECONDS))
+    return last_s < least_s
+
+
+def _gc_workers_seen(seen: Seen) -> Iterator[float]:
+    """Yield when each GC worker was last seen. Nothing with a single worker."""
+    for worker in range(WORKERS_MAX):
+        with suppress(Unknown):
+            yield max(seen.values(m.GC_WORKER_SEEN, worker=str(worker)))
 
 
 def _gc_behind(seen: Seen) -> bool:
@@ -335,7 +347,7 @@ RULES = (
     Rule(
         "NosEcGcNotRunning",
         WARNING,
-        "The last successful GC run is more than 4 times gc.wait_ms ago.",
+        "The last successful GC run, or the last run of a GC worker, is more than 4 times gc.wait_ms ago.",
         "Start `nos-ec gc run --apply`, as a daemon or from a timer; its log says why it fails.",
         _gc_not_running,
     ),

@@ -32,10 +32,10 @@ from nos_ec.core.ratios import ratio
 from nos_ec.engine.figures.cost_history import CostPoint, read_history
 from nos_ec.engine.figures.header_survey import read_headers_found
 from nos_ec.engine.figures.log_figures import LogFigures
-from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.gc.workers import last_behind
 from nos_ec.monitoring.declarations.metrics import PRODUCER_SLOTS
 from nos_ec.monitoring.exposition import Sample
-from nos_ec.monitoring.gc_samples import interval_samples, pass_samples
+from nos_ec.monitoring.gc_samples import interval_samples, pass_samples, worker_samples
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import (
     StoreFigures,
@@ -231,7 +231,6 @@ class Readings:
         """Return the figures that are in the metadata; the others are None. Raises Transient."""
         system = self._system
         metadata, dated = system.metadata, system.operator.store_totals().read()
-        run = read_run(metadata)
         found = StoreFigures(
             dated.totals,
             dated.at_ms,
@@ -239,7 +238,7 @@ class Readings:
             free_bytes=None,
             landing_free_bytes=None,
             lag=None,
-            behind=None if run is None else run.behind,
+            behind=last_behind(metadata, system.settings.gc.workers),
             headers=read_headers_found(metadata),
         )
         self.works.add(found)
@@ -296,6 +295,7 @@ class Readings:
             *waiting_samples(metadata, now_ms),
             *dump_samples(metadata, now_ms),
             *limit_samples(gc.reserve_bytes, self._wait_ms_max, gc.target_space_amp),
+            *(worker_samples(metadata, gc.workers, system.clock) if gc.workers > 1 else ()),
             *interval_samples(gc.wait_ms, system.settings.scrub.pass_days * DAY_MS),
             *system.operator.counts.samples(),
             *pass_samples(metadata, DAY_MS),

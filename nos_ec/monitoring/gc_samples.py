@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import read_walk
 from nos_ec.engine.gc.progress import GcCounters
+from nos_ec.engine.gc.workers import WorkersMetadata, read_workers
 from nos_ec.engine.scrub.scrubber import ScrubCounters
 from nos_ec.engine.upkeep.shard_rebuild import RebuildCounters, read_shortage
 from nos_ec.monitoring.declarations import lifecycle_metrics as of_lifecycle
@@ -19,6 +20,7 @@ from nos_ec.monitoring.declarations import shard_metrics as of_shards
 from nos_ec.monitoring.declarations import space_metrics as of_space
 from nos_ec.monitoring.declarations import trash_metrics as of_trash
 from nos_ec.monitoring.exposition import Sample
+from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Metadata
 
 
@@ -53,6 +55,14 @@ def gc_counts(counters: GcCounters) -> Iterator[Sample]:
     yield Sample(m.GC_UNREADABLE, collected.unreadable_objects)
     yield Sample(of_trash.GC_EXPIRED_OBJECTS, collected.expired_objects)
     yield Sample(of_trash.GC_EXPIRED_BYTES, collected.expired_bytes)
+
+
+def worker_samples(metadata: WorkersMetadata, workers: int, clock: Clock) -> Iterator[Sample]:
+    """Yields the state of each of so many GC workers, in whichever process they run. Raises Transient."""
+    for one in read_workers(metadata, workers, clock.now_ms())[:workers]:
+        yield Sample(m.GC_WORKER_RUNNING, int(one.running), (str(one.worker),))
+        if one.run is not None:
+            yield Sample(m.GC_WORKER_SEEN, one.run.seen_ms / 1000, (str(one.worker),))
 
 
 def lifecycle_counts(total: WalkCounts) -> Iterator[Sample]:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from nos_ec.core.gc.gc_policy import HOLE_RATIO_MIN, PRICE_DAYS, PRICE_FLOOR_DAYS, SPACE_AMP
+from nos_ec.core.gc.share import WORKERS_MAX
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS, STREAMS
 from nos_ec.settings.section import DAY, MINUTE, Section
 from nos_ec.settings.values import Count, Ratio, Size
@@ -109,7 +110,19 @@ class GcSettings(Section):
         " because GC may then be unable to free space in a full store.",
     )
     blocks_max_per_run: Count = Field(
-        default=1000, ge=1, le=1_000_000, description="Maximum number of blocks rewritten in one run."
+        default=1000,
+        ge=1,
+        le=1_000_000,
+        description="Maximum number of blocks rewritten in one run of a worker. It bounds the memory of a run. A daemon"
+        " begins the next run at once when this ended one.",
+    )
+    workers: Count = Field(
+        default=1,
+        ge=1,
+        le=WORKERS_MAX,
+        description="Maximum number of GC runs at the same time. Each rewrites blocks of its own, with an equal part of"
+        " the limits and of the free space. Start as many GC processes, on any hosts, with the same value."
+        " Raise it when one run cannot keep up (GC.md).",
     )
     wait_ms: Count = Field(
         default=10 * MINUTE,

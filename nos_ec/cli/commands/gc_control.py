@@ -114,14 +114,19 @@ def _print(data: dict[str, Any]) -> None:
         "GC": f"{state}; paused, until `nos-ec gc resume`" if data["paused"] else state,
         "limits": _limits_text(data),
     }
-    found = data["run"]
-    if found is not None:
-        run = RunState(**{name: value for name, value in found.items() if name not in ("bytes_left", "left_ms")})
-        rows |= _run_rows(run, data["running"])
-    facts("gc status", rows)
+    workers = data["workers"]
+    if len(workers) == 1:
+        facts("gc status", rows | _run_rows(data["run"], data["running"]))
+        return
+    facts("gc status", rows | {"workers": f"{sum(one['running'] for one in workers)} of {len(workers)} running"})
+    for one in workers:
+        facts(f"worker {one['worker']}", _run_rows(one["run"], one["running"]) or {"run": "never"})
 
 
-def _run_rows(run: RunState, running: bool) -> dict[str, object]:
+def _run_rows(found: dict[str, Any] | None, running: bool) -> dict[str, object]:
+    if found is None:
+        return {}
+    run = RunState(**{name: value for name, value in found.items() if name not in ("bytes_left", "left_ms")})
     going = running and run.ended_ms is None
     moved = f"{count_text(run.objects_moved, 'object')}, {size_text(run.bytes_moved)}"
     rows: dict[str, object] = {

@@ -100,6 +100,7 @@ _STOPPED = {
     Stopped.SIGNAL: "ended early by a signal",
     Stopped.PAUSED: "GC is paused (`nos-ec gc resume`)",
     Stopped.MAX_DURATION: "ended early after --max-duration",
+    Stopped.SPACE: "space is short, so worker 0 collects alone",
 }
 
 _WHEN_FREED = {

@@ -15,7 +15,7 @@ from nos_ec.core.packing.empty_bytes import EmptyBytes, empty_in
 from nos_ec.core.ratios import DIGITS
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain.block_reasons import BlockEvidence, BlockReason, cools_down, judge_block
-from nos_ec.engine.gc.options import LEASE_NAME, CollectorOptions
+from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.gc.space import ANY_WASTE, is_any_price_right, price_days
 from nos_ec.engine.gc.victims import (
     ChosenBlock,
@@ -26,6 +26,7 @@ from nos_ec.engine.gc.victims import (
     padded_blocks,
     repack,
 )
+from nos_ec.engine.gc.workers import running_workers
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock, waits
@@ -126,7 +127,7 @@ class BlockExplainer:
             options=options,
             wait_ms=self._wait_ms,
             writer_until_ms=self._lease_until_ms(row.writer, now_ms, row.epoch),
-            gc_runs=self._lease_until_ms(LEASE_NAME, now_ms) is not None,
+            gc_runs=bool(running_workers(self._metadata, now_ms)),
             candidate=candidate,
             needs=needs,
         )

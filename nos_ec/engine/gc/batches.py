@@ -12,6 +12,8 @@ from nos_ec.core.errors import FREE_SPACE, NoSpace
 from nos_ec.core.gc.reclaim import stripes_rewritten
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.space import share_now
 from nos_ec.engine.gc.victims import ChosenBlock
 
 
@@ -33,11 +35,11 @@ class BatchPlanner:
         self._condemned = condemned
 
     def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Batch:
-        """Return the victims to rewrite next: those that fit into the space above the floor. The batch is empty when
-        the run has been stopped.
+        """Return the victims to rewrite next: those that fit into the space above the floor, of which each worker has
+        an equal part. The batch is empty when the run has been stopped.
 
         When no victim fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
-        victim may take half of the free space.
+        victim may take half of the free space. Only worker 0 does so; the run of another worker is stopped.
 
         refusal: the failure that ended the last batch for lack of space, or None. When no victim fits into half of the
         free space, raises `refusal`, or a new NoSpace if it is None. Raises Transient when the free space is unknown.
@@ -45,12 +47,24 @@ class BatchPlanner:
         batch = self._above_floor(victims)
         while not batch.victims and self._condemned.cut_grace_short():
             batch = self._above_floor(victims)
+        if not batch.victims and self._run.share.worker:
+            self._run.stop.end(Stopped.SPACE)
         if batch.victims or self._run.stop.is_set():
             return batch
         return Batch([self._in_half_of_free_space(victims, refusal)], 1)
 
+    def still_owned(self, victims: Sequence[ChosenBlock]) -> list[ChosenBlock]:
+        """Return the victims that this worker may still collect. When a run of worker 0 began with the blocks of all
+        workers, because space was tight, and no longer is, the others collect theirs again."""
+        run = self._run
+        if run.options.workers == 1 or not run.share.is_whole:
+            return list(victims)
+        share = share_now(self._blocks, run.options, run.share.worker)
+        return [victim for victim in victims if share.owns(victim.block.block_id)]
+
     def _above_floor(self, victims: Sequence[ChosenBlock]) -> Batch:
-        room_bytes = self._blocks.free_bytes() - self._run.options.floor_bytes
+        workers = share_now(self._blocks, self._run.options, self._run.share.worker).workers
+        room_bytes = (self._blocks.free_bytes() - self._run.options.floor_bytes) // workers
         fitting = self._fitting(victims, room_bytes)
         left_bytes = room_bytes - self._bytes_to_write(sum(victim.needs for victim in fitting))
         more = max(0, left_bytes // self._blocks.geometry.group_size_max)

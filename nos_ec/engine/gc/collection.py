@@ -107,7 +107,7 @@ class Collection:
 
     def _choose(self) -> Sequence[ChosenBlock]:
         run = self._run
-        choice = choose(run.metadata, run.blocks, run.options, run.clock.now_ms())
+        choice = choose(run.metadata, run.blocks, run.options, run.clock.now_ms(), run.share)
         self._outlook = choice.outlook
         for block in choice.dense:
             self._set_aside.keep_dense(block)
@@ -135,8 +135,11 @@ class Collection:
             if drained.ended_by is not None and refusal is None:
                 return drained.ended_by
             if refusal is not None and not freed and not self._condemned.cut_grace_short():
-                return refusal
-            victims = [victim for victim in victims if victim.block.block_id not in drained.finished]
+                if not self._run.share.worker:
+                    return refusal
+                self._run.stop.end(Stopped.SPACE)
+            left = [victim for victim in victims if victim.block.block_id not in drained.finished]
+            victims = self._batches.still_owned(left)
         return None
 
     def _drain(self, batch: Batch) -> Drained:

@@ -11,6 +11,7 @@ import structlog
 
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.gc.gc_policy import SpaceTarget
+from nos_ec.core.gc.share import WHOLE, Share
 from nos_ec.core.gc.target_costs import PriceCurve, TargetCost
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
@@ -21,7 +22,7 @@ from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
 from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_events import end_run, recorded_run
 from nos_ec.engine.gc.run_stop import RunStop
-from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days
+from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days, share_now
 from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed
 from nos_ec.engine.packable import Packable
@@ -39,7 +40,7 @@ BLOCKS_PARKED_MAX = 1000
 
 
 class Collector:
-    """Plans and runs collections, one at a time: the GC service holds a lease during each run."""
+    """Plans and runs collections, one at a time. The GC service holds the lease of the worker during each run."""
 
     def __init__(
         self,
@@ -124,16 +125,18 @@ class Collector:
         watch: Watch = lambda _: None,
         stop: Event | None = None,
         max_ms: int | None = None,
+        worker: int = 0,
     ) -> CollectionResult:
-        """Delete the blocks that earlier runs condemned, then collect once. Raises what `Collection.run` raises.
+        """Delete the blocks that earlier runs condemned, then collect once, as this worker. Raises what
+        `Collection.run` raises.
 
         new_writer: makes a SURVIVOR writer; called once per lane, when the first group is written. watch: receives the
         result so far after every step. stop, max_ms: end the run early.
         """
         self._release_collected()
-        run = self._run_context(watch, stop)
+        run = self._run_context(watch, stop, share_now(self._blocks, self._options, worker))
         throttle = Throttle(run, self._rng, self._process, max_ms)
-        with recorded_run(self._metadata, self._clock, self._process) as work:
+        with recorded_run(self._metadata, self._clock, self._process, worker) as work:
             result = Collection(run, throttle, new_writer).run()
             end_run(work, result)
         return result
@@ -146,11 +149,11 @@ class Collector:
         block = self._metadata.block(block_id)
         if block.kind is BlockKind.LARGE:
             return CollectionResult()
-        run = self._run_context(lambda _: None, None)
+        run = self._run_context(lambda _: None, None, WHOLE)
         throttle = Throttle(run, self._rng, self._process, None, alone=True)
         return Collection(run, throttle, new_writer).rewrite(block)
 
-    def _run_context(self, watch: Watch, stop: Event | None) -> RunContext:
+    def _run_context(self, watch: Watch, stop: Event | None, share: Share) -> RunContext:
         return RunContext(
             metadata=self._metadata,
             blocks=self._blocks,
@@ -158,6 +161,7 @@ class Collector:
             clock=self._clock,
             timer=self._timer,
             options=self._options,
+            share=share,
             new_merge_list=self._new_merge_list,
             retry_queue=self.parked,
             progress=Progress(watch),

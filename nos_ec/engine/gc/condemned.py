@@ -42,10 +42,11 @@ class CondemnedBlocks:
 
     # --- condemning -------------------------------------------------------------------------------
     def condemn_empty(self) -> None:
-        """Condemn all blocks without live objects, and delete condemned blocks whose grace period is over."""
+        """Condemn all blocks of the share without live objects, and delete condemned blocks whose grace period is
+        over."""
         refused: set[BlockId] = set()
         while len(refused) <= self._options.blocks_max and not self._run.stop.is_set():
-            found = self._metadata.empty_blocks(self._options.blocks_max + len(refused))
+            found = self._metadata.empty_blocks(self._options.blocks_max + len(refused), self._run.share)
             found = [block for block in found if block.block_id not in refused]
             if not found:
                 break
@@ -69,10 +70,11 @@ class CondemnedBlocks:
 
     # --- deleting ---------------------------------------------------------------------------------
     def delete_due(self) -> bool:
-        """Delete the condemned blocks whose grace period is over. Returns whether any was deleted."""
+        """Delete the condemned blocks of the share whose grace period is over. Returns whether any was deleted."""
         deleted = 0
         while len(self._undeletable) < DELETE_FAILURES_MAX and not self._run.stop.is_set():
-            found = self._deletable(self._metadata.condemned_blocks(self._run.clock.now_ms(), self._limit()))
+            now_ms = self._run.clock.now_ms()
+            found = self._deletable(self._metadata.condemned_blocks(now_ms, self._limit(), self._run.share))
             if not found:
                 break
             deleted += self._delete_all(found, "it holds no live objects, and its grace period is over")
@@ -80,12 +82,14 @@ class CondemnedBlocks:
 
     def cut_grace_short(self) -> bool:
         """Delete at most `blocks_max` condemned blocks, none in quarantine, after the shortest grace period. Returns
-        whether any was deleted.
+        whether any was deleted. Only worker 0 does so, for the blocks of all workers.
 
         The run itself waits for that period, from the moment when it finds the blocks condemned. So neither the clock
         of another machine nor a changed setting shortens it. No row points into these blocks, so only reads that began
         earlier can still need them.
         """
+        if self._run.share.worker:
+            return False
         found = self._deletable(self._metadata.blocks_in_grace(self._limit()))
         if not found:
             return False

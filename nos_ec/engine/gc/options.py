@@ -10,8 +10,6 @@ from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.retry_queue import BackOff
 
-LEASE_NAME = "gc"
-"""Only one GC runs in a store at a time, because two would rewrite the same survivors."""
 COOL_DOWN_FIRST_MS = 600_000
 """How long a block is left alone after its first failure. The time doubles with each further failure in a row."""
 
@@ -34,7 +32,7 @@ class CollectorOptions:
     block_grace_ms_min: int
     """The grace period while space is short."""
     blocks_max: int
-    """The most blocks that one run rewrites."""
+    """The most blocks that one run of a worker rewrites."""
     floor_bytes: int
     """Free space that GC does not use unless no victim fits otherwise."""
     short_bytes: int
@@ -52,6 +50,9 @@ class CollectorOptions:
     """The most operations per second: reads of objects and headers, and appends; 0 for no limit."""
     slowdown_max: float
     """How many times longer small reads may take while GC works; 0 for no limit."""
+    workers: int
+    """How many workers may collect at the same time. Each rewrites the blocks of its share, and has that share of the
+    free space and of the limits of bytes and operations."""
     density: float
     """The least number of stripes that objects need, divided by the number that the packing policy uses."""
     split_bytes: int

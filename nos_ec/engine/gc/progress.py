@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from nos_ec.core.errors import NosError
 from nos_ec.core.gc.gc_policy import Behind, StoredBytes
@@ -60,6 +61,22 @@ class CollectionResult:
     stopped: Stopped | None = None
     """Why the run was stopped early, or None."""
 
+    def __add__(self, later: CollectionResult) -> CollectionResult:
+        """Return the totals of two runs, with the state of the store after the later one."""
+        return replace(
+            later,
+            **_summed(self, later),
+            unreadable=(*self.unreadable, *later.unreadable)[:NAMED_MAX],
+            parked=(*self.parked, *later.parked)[:NAMED_MAX],
+            behind=later.behind or self.behind,
+            stopped=later.stopped or self.stopped,
+        )
+
+
+def _summed(first: CollectionResult, second: CollectionResult) -> dict[str, Any]:
+    counts = (one.name for one in fields(CollectionResult) if isinstance(one.default, int))
+    return {name: getattr(first, name) + getattr(second, name) for name in counts}
+
 
 @dataclass(frozen=True, slots=True)
 class GcCounters:
@@ -75,11 +92,7 @@ class GcCounters:
 
     def with_run(self, result: CollectionResult) -> GcCounters:
         """Return these counters plus the result of a run so far."""
-        sums = {
-            name: getattr(self.collected, name) + getattr(result, name)
-            for name in (one.name for one in fields(CollectionResult) if isinstance(one.default, int))
-        }
-        return replace(self, collected=CollectionResult(**sums))
+        return replace(self, collected=CollectionResult(**_summed(self.collected, result)))
 
 
 Watch = Callable[[CollectionResult], object]

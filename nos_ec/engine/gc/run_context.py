@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nos_ec.core.gc.share import Share
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.options import CollectorOptions
@@ -29,6 +30,8 @@ class RunContext:
     timer: Callable[[], float]
     """Returns monotonic seconds with an arbitrary origin."""
     options: CollectorOptions
+    share: Share
+    """The blocks that the run collects. `share.worker` is the number of its worker."""
     new_merge_list: Callable[[], MergeList[Packable]]
     """Makes an empty merge list that sorts objects into streams; the one in `options`, for plans, does not."""
     retry_queue: RetryQueue[BlockId]

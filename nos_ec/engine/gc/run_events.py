@@ -19,10 +19,10 @@ _log = structlog.get_logger(__name__)
 
 
 @contextmanager
-def recorded_run(notes: Notes, clock: Clock, process: str) -> Iterator[Work]:
-    """Record the end of the run within the block, and first that of an earlier run that was killed. The caller holds
-    the lease of GC."""
-    _record_killed(notes, clock)
+def recorded_run(notes: Notes, clock: Clock, process: str, worker: int) -> Iterator[Work]:
+    """Record the end of the run within the block, and first that of an earlier run of this worker that was killed. The
+    caller holds the lease of the worker."""
+    _record_killed(notes, clock, worker)
     with EventLog(notes, clock, process).work(EventKind.GC) as work:
         yield work
 
@@ -48,9 +48,9 @@ def end_run(work: Work, result: CollectionResult) -> None:
     work.ended(Outcome.PROBLEMS if left else stopped, text)
 
 
-def _record_killed(notes: Notes, clock: Clock) -> None:
+def _record_killed(notes: Notes, clock: Clock, worker: int) -> None:
     try:
-        run = read_run(notes)
+        run = read_run(notes, worker)
     except NosError as error:
         _log.warning("end of the last GC run not looked up", error=str(error))
         return

@@ -9,6 +9,7 @@ from typing import Any
 from nos_ec.ports.metadata import Notes
 
 RUN_NOTE = "gc run"
+"""The name of the note of worker 0. Each worker has a note of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,21 @@ class RunState:
         return self.bytes_left * 1000 // self.bytes_per_s if self.bytes_per_s else None
 
 
-def read_run(notes: Notes) -> RunState | None:
-    """Return the state of the current or last run. None if there was no run, or if another release wrote the note.
-    Raises Transient."""
+def read_run(notes: Notes, worker: int = 0) -> RunState | None:
+    """Return the state of the current or last run of a worker. None if there was no run, or if another release wrote
+    the note. Raises Transient."""
     try:
-        data: dict[str, Any] = json.loads(notes.note(RUN_NOTE) or "{}")
+        data: dict[str, Any] = json.loads(notes.note(_note_of(worker)) or "{}")
         return RunState(**data)
     except (ValueError, TypeError, RecursionError):
         return None
 
 
-def write_run(notes: Notes, state: RunState) -> None:
-    """Store the state of a run, and replace that of an earlier run. Raises Transient."""
-    notes.store_note(RUN_NOTE, json.dumps(asdict(state), sort_keys=True), notes.note(RUN_NOTE))
+def write_run(notes: Notes, state: RunState, worker: int = 0) -> None:
+    """Store the state of a run of a worker, and replace that of an earlier run. Raises Transient."""
+    name = _note_of(worker)
+    notes.store_note(name, json.dumps(asdict(state), sort_keys=True), notes.note(name))
+
+
+def _note_of(worker: int) -> str:
+    return f"{RUN_NOTE} {worker}" if worker else RUN_NOTE

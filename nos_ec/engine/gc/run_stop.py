@@ -15,6 +15,8 @@ class Stopped(StrEnum):
     """An operator ran `gc pause`."""
     MAX_DURATION = "max_duration"
     """The time limit of `gc run --max-duration` was reached."""
+    SPACE = "space"
+    """Too little space is free for several workers, so worker 0 collects alone."""
 
 
 class RunStop(Event):

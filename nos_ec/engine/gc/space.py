@@ -14,6 +14,7 @@ import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.gc.gc_policy import Behind, GcPlan, GcPolicy, SealedBlock, StoredBytes, break_even_days, hole_share
+from nos_ec.core.gc.share import WHOLE, Share
 from nos_ec.core.gc.target_costs import PriceCurve, price_curve
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.options import CollectorOptions
@@ -51,6 +52,22 @@ def is_any_price_right(blocks: BlockStore, options: CollectorOptions) -> bool:
     """Return whether so little space is left, for PUTs or for GC itself, that GC must free some at any price. False
     when the free space is unknown."""
     return _is_free_below(blocks, max(options.short_bytes, options.floor_bytes))
+
+
+def is_tight(blocks: BlockStore, options: CollectorOptions) -> bool:
+    """Return whether too little space is free for several workers: PUTs are refused, or a worker could not write the
+    survivors of any block into its part of the space. Then worker 0 collects the blocks of all workers, alone. Always
+    False with one worker, and False when the free space is unknown."""
+    if options.workers == 1:
+        return False
+    needed = options.workers * (blocks.geometry.block_size + blocks.geometry.group_size_max)
+    return _is_free_below(blocks, max(options.short_bytes, options.floor_bytes + needed))
+
+
+def share_now(blocks: BlockStore, options: CollectorOptions, worker: int) -> Share:
+    """Return the blocks that a worker may collect now: its share, or all blocks if it is worker 0 and has to collect
+    alone."""
+    return WHOLE if worker == 0 and is_tight(blocks, options) else Share(worker, options.workers)
 
 
 def _is_free_below(blocks: BlockStore, least_bytes: int) -> bool:

@@ -24,6 +24,7 @@ from nos_ec.engine.gc.run_context import RunContext
 from nos_ec.engine.gc.run_note import RunState, write_run
 from nos_ec.engine.gc.run_speed import QUIET_MIN, RunSpeed
 from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.space import is_tight
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.ports.metadata import BlockRow
 
@@ -66,11 +67,11 @@ class Throttle:
         self._started_ms = run.clock.now_ms()
         self._end_ms = None if max_ms is None else self._started_ms + max_ms
         self._polled_ms: int | None = None
-        self._speed = RunSpeed(run.options.slowdown_max)
+        # Each worker compares reads while it works with reads while only the others work.
+        self._speed = RunSpeed(run.options.slowdown_max ** (1 / run.options.workers))
         self._control = Control()
-        self._bytes = RateLimit(run.clock, run.options.bytes_per_s)
-        self._operations = RateLimit(run.clock, run.options.operations_per_s)
         self._is_urgent = self._is_unlimited = False
+        self._set_limits()
         self._blocks: Sequence[BlockRow] = ()
         self._probed_s = self._quiet_s = 0.0
         self._worked_from_s: float | None = None
@@ -119,9 +120,12 @@ class Throttle:
 
     def _new_limit(self, of_operator: int | None, of_settings: int) -> RateLimit:
         per_s = of_settings if of_operator is None else of_operator
-        return RateLimit(self._run.clock, 0 if self._is_unlimited else per_s)
+        own = per_s and max(1, per_s // self._run.options.workers)
+        return RateLimit(self._run.clock, 0 if self._is_unlimited else own)
 
     def _check_space(self) -> None:
+        if self._run.share.worker and is_tight(self._run.blocks, self._run.options):
+            self._run.stop.end(Stopped.SPACE)
         short_bytes = self._run.options.short_bytes
         free_bytes = self._run.blocks.free_bytes()
         self._is_urgent = free_bytes < 2 * short_bytes
@@ -152,6 +156,7 @@ class Throttle:
                 stopped=stop.why,
                 behind=result.behind,
             ),
+            self._run.share.worker,
         )
         kill_point("gc.run_noted")
 

@@ -14,6 +14,7 @@ from nos_ec.core.errors import NotFound
 from nos_ec.core.formats.header import name_record_size
 from nos_ec.core.gc.gc_policy import Behind, SealedBlock, padding_days
 from nos_ec.core.gc.reclaim import Victim, account_block, frees_stripes, stripes_needed
+from nos_ec.core.gc.share import WHOLE, Share
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockKind, BlockState
@@ -105,11 +106,18 @@ class Choice:
     outlook: Outlook
 
 
-def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int) -> Choice:
-    """Choose the blocks to rewrite. Holds the rows of one block in memory at a time. Raises Transient."""
+def choose(
+    metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int, share: Share = WHOLE
+) -> Choice:
+    """Choose the blocks of a share to rewrite. Holds the rows of one block in memory at a time. Raises Transient.
+
+    The policy chooses among all blocks: if it chose among the blocks of the share alone, each worker would bring the
+    whole store to the target by itself, and all together would free too much. So this run plans like those of the other
+    workers, and leaves their victims to them.
+    """
     use = metadata.space_use()
     # 1. Find victims: by waste alone without a policy, otherwise by the policy, then by padding.
-    taken, behind = _Taken(metadata, blocks, options, now_ms), None
+    taken, behind, others_bytes = _Taken(metadata, blocks, options, now_ms, share), None, 0
     if options.policy is None:
         taken.add_wasteful()
         target = None
@@ -118,7 +126,9 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
         policy = options.policy.at_any_price() if any_price else options.policy
         by_policy = PolicyChoice(metadata, options, policy, now_ms)
         plan = by_policy.plan(use.without_empty)
-        taken.add_planned(plan.victims)
+        own = [victim for victim in plan.victims if share.owns(victim.block_id)]
+        taken.add_planned(own)
+        others_bytes = plan.freed_bytes - sum(victim.dead_bytes for victim in own)
         target, behind = policy.target, by_policy.reason(plan.behind, use.without_empty.less(plan.freed_bytes))
         taken.add_padded(0.0 if any_price else options.price_days_min)
     # 2. Rewrite none of them if all together would free nothing.
@@ -126,7 +136,7 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
     if victims and not frees_stripes([Victim(victim.block.stripes, victim.needs) for victim in victims]):
         victims = []
     # 3. Find the reason if the run does less than the policy demands.
-    after = use.without_empty.less(sum(victim.block.dead_bytes for victim in victims))
+    after = use.without_empty.less(others_bytes + sum(victim.block.dead_bytes for victim in victims))
     if taken.victims and not victims and is_above(after, target):
         behind = Behind.GAIN
     if target is None or is_above(after, target):
@@ -135,13 +145,17 @@ def choose(metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_
 
 
 class _Taken:
-    """Collects the blocks of one choice: at most `blocks_max`, with victims of at most `copy_bytes_max` live bytes."""
+    """Collects the blocks of one choice: at most `blocks_max`, with victims of at most `copy_bytes_max` live bytes, and
+    only blocks of the share."""
 
-    def __init__(self, metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int) -> None:
+    def __init__(
+        self, metadata: Blocks, blocks: BlockStore, options: CollectorOptions, now_ms: int, share: Share
+    ) -> None:
         self._metadata = metadata
         self._blocks = blocks
         self._options = options
         self._now_ms = now_ms
+        self._share = share
         self._copied_bytes = 0
         self.candidates: list[BlockRow] = []
         self.victims: list[ChosenBlock] = []
@@ -163,7 +177,7 @@ class _Taken:
         """Add blocks by their waste, most wasteful first."""
         options = self._options
         wasteful = self._metadata.gc_candidates(
-            options.waste_ratio_min, self._now_ms, options.cool_down_ms_max, options.blocks_max
+            options.waste_ratio_min, self._now_ms, options.cool_down_ms_max, options.blocks_max, self._share
         )
         self._add_judged(wasteful, lambda block: judge(self._metadata, self._blocks, options, block))
 
@@ -180,9 +194,10 @@ class _Taken:
             self._now_ms,
             options.cool_down_ms_max,
             options.blocks_max,
+            self._share,
             overhead_ratio_min=options.waste_ratio_min,
         )
-        padded = padded_blocks(self._metadata, self._blocks, options, price_days, self._now_ms)
+        padded = padded_blocks(self._metadata, self._blocks, options, price_days, self._now_ms, self._share)
         mergeable = {block.block_id for block in wasteful}
 
         def judged(block: BlockRow) -> ChosenBlock | None:
@@ -265,14 +280,19 @@ def _is_short(geometry: Geometry, block: BlockRow) -> bool:
 
 
 def padded_blocks(
-    metadata: Blocks, blocks: BlockStore, options: CollectorOptions, price_days: float, now_ms: int
+    metadata: Blocks,
+    blocks: BlockStore,
+    options: CollectorOptions,
+    price_days: float,
+    now_ms: int,
+    share: Share = WHOLE,
 ) -> list[BlockRow]:
-    """Return the blocks that a run packs in memory to see whether they are worth repacking at this price. Raises
-    Transient."""
+    """Return the blocks of a share that a run packs in memory to see whether they are worth repacking at this price.
+    Raises Transient."""
     found: list[BlockRow] = []
     objects = 0
     for block in metadata.padded_blocks(
-        REPACK_FREES_MIN, price_days, now_ms, options.cool_down_ms_max, options.blocks_max
+        REPACK_FREES_MIN, price_days, now_ms, options.cool_down_ms_max, options.blocks_max, share
     ):
         if not may_be_repacked(blocks.geometry, block):
             continue

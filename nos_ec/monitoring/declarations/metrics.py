@@ -348,7 +348,7 @@ GC_FAILURES = _counter(
     "gc_failures",
     STORE,
     "Collections that failed; the next one continues from there.",
-    "At a steady rate, see the log. A Conflict there means that another GC process holds the lease.",
+    "At a steady rate, see the log. A Conflict there means that other GC processes run all workers.",
 )
 GC_LAST_RUN = _gauge(
     "gc_last_run_timestamp_seconds",
@@ -361,6 +361,21 @@ GC_WAIT_SECONDS = _gauge(
     STORE,
     "gc.wait_ms by the configuration of this process.",
     "Compare the time since `nos_ec_gc_last_run_timestamp_seconds` with it.",
+)
+GC_WORKER_RUNNING = _gauge(
+    "gc_worker_running",
+    STORE,
+    "1 while a process runs this GC worker, else 0. Only with gc.workers above 1.",
+    "If never 1 for some workers while there is work, start more GC processes.",
+    "worker",
+)
+GC_WORKER_SEEN = _gauge(
+    "gc_worker_seen_timestamp_seconds",
+    STORE,
+    "When a run of this GC worker last published its progress (Unix time). Only with gc.workers above 1, after the"
+    " first run.",
+    "Alert when it is older than a few gc.wait_ms: no process runs this worker, or its run hangs.",
+    "worker",
 )
 GC_BLOCKS_EXAMINED = _counter(
     "gc_examined_blocks", STORE, "Blocks whose headers GC read.", "The number of candidate blocks."

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
+from nos_ec.core.gc.share import WHOLE, Share
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.core.states import BlockKind, BlockState
@@ -220,8 +221,8 @@ class Blocks(Protocol):
         longer `live_bytes` because an object was deleted meanwhile. The caller must then read the rows again.
         """
 
-    # --- GC ---------------------------------------------------------------------------------------
-    def empty_blocks(self, limit: int) -> list[BlockRow]:
+    # --- GC: queries with a share return only blocks that belong to it ----------------------------
+    def empty_blocks(self, limit: int, share: Share = WHOLE) -> list[BlockRow]:
         """Return SEALED blocks without a live object, in any order: they can be condemned without writing any data."""
 
     def gc_candidates(
@@ -230,6 +231,7 @@ class Blocks(Protocol):
         now_ms: int,
         cool_down_ms_max: int,
         limit: int,
+        share: Share = WHOLE,
         *,
         overhead_ratio_min: float = 0.0,
     ) -> list[BlockRow]:
@@ -247,6 +249,7 @@ class Blocks(Protocol):
         now_ms: int,
         cool_down_ms_max: int,
         limit: int,
+        share: Share = WHOLE,
     ) -> list[BlockRow]:
         """Return SEALED blocks that hold live objects, and whose headers and padding take at least this share and are
         worth this price (`core.gc_policy.padding_days`), most wasteful first. Leaves out the same blocks as
@@ -277,7 +280,7 @@ class Blocks(Protocol):
         """Move a block from SEALED to CONDEMNED. Returns False when a row or segment still points into it, or it is not
         SEALED."""
 
-    def condemned_blocks(self, now_ms: int, limit: int) -> list[BlockRow]:
+    def condemned_blocks(self, now_ms: int, limit: int, share: Share = WHOLE) -> list[BlockRow]:
         """Return CONDEMNED blocks whose grace period is over, then those whose grace period ends later than WAIT_MS_MAX
         from now (as for `Objects.due_objects`)."""
 

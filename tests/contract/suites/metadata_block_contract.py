@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.gc.gc_policy import SealedBlock, StoredBytes
+from nos_ec.core.gc.share import WHOLE, Share
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.header_scan import live_entries
@@ -276,6 +280,44 @@ class BlockContract:
         assert {block.block_id for block in bench.metadata.empty_blocks(9)} == {dead, never_written}
         assert len(bench.metadata.empty_blocks(1)) == 1
         assert [block.block_id for block in _candidates(bench, 0.0)] == [live]
+
+    def test_each_block_is_in_the_share_of_one_worker(self, bench: MetadataBench) -> None:
+        shares = [Share(worker, 3) for worker in range(3)]
+        dead = {bench.pack([bench.put(f"dead-{number}", 1)]) for number in range(12)}
+        live = {bench.pack([bench.put(f"live-{number}", 1)]) for number in range(12)}
+        for number in range(12):
+            bench.delete(f"dead-{number}")
+        now_ms = bench.now_ms
+
+        def candidates(share: Share) -> list[BlockRow]:
+            return bench.metadata.gc_candidates(0.5, now_ms, COOL_DOWN_MS_MAX, 99, share)
+
+        def padded(share: Share) -> list[BlockRow]:
+            return bench.metadata.padded_blocks(0.5, 0.0, now_ms, COOL_DOWN_MS_MAX, 99, share)
+
+        def empty(share: Share) -> list[BlockRow]:
+            return bench.metadata.empty_blocks(99, share)
+
+        def condemned(share: Share) -> list[BlockRow]:
+            return bench.metadata.condemned_blocks(50, 99, share)
+
+        def far_condemned(share: Share) -> list[BlockRow]:
+            return bench.metadata.condemned_blocks(50 - WAIT_MS_MAX - 1, 99, share)
+
+        def check(find: Callable[[Share], list[BlockRow]], expected: set[BlockId]) -> None:
+            assert {block.block_id for block in find(WHOLE)} == expected
+            for share in shares:
+                assert {block.block_id for block in find(share)} == set(filter(share.owns, expected))
+
+        check(candidates, live)
+        check(padded, live)
+        check(empty, dead)
+        share = next(share for share in shares if empty(share))
+        assert len(bench.metadata.empty_blocks(1, share)) == 1, "blocks of other workers take no places"
+        for block_id in dead:
+            assert bench.metadata.condemn_block(block_id, 50)
+        check(condemned, dead)
+        check(far_condemned, dead)
 
     def test_blocks_of_large_objects_are_never_rewritten(self, bench: MetadataBench) -> None:
         lease = bench.lease()

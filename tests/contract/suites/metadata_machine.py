@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nos_ec.core.conditions import ABSENT
 from nos_ec.core.errors import LeaseLost, NotFound, PreconditionFailed, Transient
+from nos_ec.core.gc.share import WHOLE, Share
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
@@ -208,14 +209,20 @@ class MetadataMachine(RuleBasedStateMachine):
             self.metadata.forget_landing(list(doomed))
             self.copies -= doomed
 
-    @rule()
-    def collect(self) -> None:
-        """Condemn and forget what GC may: exactly the sealed blocks that no row points into."""
-        for block in (*self.metadata.gc_candidates(0.0, self.bench.now_ms, 0, 999), *self.metadata.empty_blocks(999)):
+    @rule(share=st.sampled_from([WHOLE, Share(0, 3), Share(1, 3), Share(2, 3)]))
+    def collect(self, share: Share) -> None:
+        """Condemn and forget what one of three GC workers may, or a single one: exactly the sealed blocks of its share
+        that no row points into."""
+        now_ms = self.bench.now_ms
+        candidates = self.metadata.gc_candidates(0.0, now_ms, 0, 999, share)
+        for block in (*candidates, *self.metadata.empty_blocks(999, share)):
+            assert share.owns(block.block_id)
             free = not self.metadata.placed_in(block.block_id)
-            assert self.metadata.condemn_block(block.block_id, self.bench.now_ms) is free
-        for block in self.metadata.condemned_blocks(self.bench.now_ms, 999):
+            assert self.metadata.condemn_block(block.block_id, now_ms) is free
+        for block in self.metadata.condemned_blocks(now_ms, 999, share):
+            assert share.owns(block.block_id)
             self.metadata.forget_block(block.block_id)
+        assert all(not share.owns(block.block_id) for block in self.metadata.condemned_blocks(now_ms, 999))
 
     @precondition(lambda self: self.model)
     @rule(forward_ms=st.integers(min_value=0, max_value=10))

@@ -20,6 +20,7 @@ from nos_ec.adapters.sql.tables.schema import OBJECTS as OBJECT_ROWS
 from nos_ec.adapters.sql.tables.schema import VERSIONS as VERSION_ROWS
 from nos_ec.core.expiry import NEWER_MAX
 from nos_ec.core.formats.messages import NamedVersion
+from nos_ec.core.gc.share import Share
 from nos_ec.core.ids import ObjectKey, record_ids_between
 from nos_ec.core.packing.lifetimes import Counts
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
@@ -557,6 +558,10 @@ def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
         "empty_blocks": lambda: metadata.empty_blocks(10),
         "gc_candidates": lambda: metadata.gc_candidates(0.9, bench.now_ms, 1000, 10),
         "padded_blocks": lambda: metadata.padded_blocks(0.1, 2.0, bench.now_ms, 1000, 10),
+        "empty_blocks of a share": lambda: metadata.empty_blocks(10, Share(1, 2)),
+        "gc_candidates of a share": lambda: metadata.gc_candidates(0.9, bench.now_ms, 1000, 10, Share(1, 2)),
+        "padded_blocks of a share": lambda: metadata.padded_blocks(0.1, 2.0, bench.now_ms, 1000, 10, Share(1, 2)),
+        "condemned_blocks of a share": lambda: metadata.condemned_blocks(bench.now_ms, 10, Share(1, 2)),
         "blocks_with_holes": lambda: metadata.blocks_with_holes(None, bench.now_ms, 1000, 10),
         "blocks_with_holes, a later page": lambda: metadata.blocks_with_holes(target, bench.now_ms, 1000, 10),
         "list_block_figures": lambda: metadata.list_block_figures(None, 10),

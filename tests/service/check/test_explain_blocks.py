@@ -17,7 +17,7 @@ from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain import blocks as explain_blocks
 from nos_ec.engine.explain.block_reasons import BlockReason as Why
 from nos_ec.engine.explain.blocks import BlockExplanation
-from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.gc.workers import LEASE_NAME
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.sql.sql_plans import caught

@@ -21,7 +21,7 @@ from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.states import BlockState
 from nos_ec.engine.check.quarantine import held
 from nos_ec.engine.check.repairs import Repairer, planned
-from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.gc.workers import LEASE_NAME
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.ports.metadata import BlockRow
 from nos_gc.assemble import gc_service

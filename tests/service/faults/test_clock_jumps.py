@@ -10,7 +10,7 @@ from nos_ec.composition.gc_status import gc_status_data
 from nos_ec.composition.wiring import System
 from nos_ec.core.deadlines import LEASE_MS_MAX, WAIT_MS_MAX
 from nos_ec.core.states import BlockKind
-from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.gc.workers import LEASE_NAME
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
 from tests.rig.at_rest import end_log

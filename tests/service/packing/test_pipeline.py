@@ -25,7 +25,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.core.tails import tail_key
-from nos_ec.engine.gc.options import LEASE_NAME
+from nos_ec.engine.gc.workers import LEASE_NAME
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.upkeep.housekeeping import Housekeeping

@@ -62,7 +62,7 @@ def test_what_vitess_lacks_is_recognised() -> None:
 
 
 def test_a_ratio_is_passed_as_a_decimal() -> None:
-    made = compiled(CANDIDATES)
+    made = compiled(CANDIDATES.whole)
     processed = made._bind_processors["ratio_min"]
     assert str(processed(0.25)) == "0.25"  # type: ignore[operator]
     assert str(processed(1)) == "1.0"  # type: ignore[operator]

@@ -11,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Dialect,
+    LargeBinary,
     Numeric,
     Select,
     and_,
@@ -38,6 +39,7 @@ from nos_ec.adapters.sql.tables.schema import BLOCKS, ID_BYTES, OBJECTS, SEGMENT
 from nos_ec.core.deadlines import WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, LeaseLost, NotFound
 from nos_ec.core.gc.gc_policy import SealedBlock
+from nos_ec.core.gc.share import TAIL_BYTES, WHOLE, Share
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.states import BlockEvent, BlockKind, BlockState, advance_block
@@ -71,6 +73,25 @@ class _Exact(TypeDecorator[float]):
         return None if value is None else Decimal(repr(float(value)))
 
 
+class _OfShare:
+    """A query of blocks for one share of them. The query for all blocks has no condition on their ids."""
+
+    def __init__(self, whole: Select[Any]) -> None:
+        self.whole = whole
+        tail = func.substr(_B.block_id, ID_BYTES - TAIL_BYTES + 1)
+        first, end = (bindparam(name, type_=LargeBinary) for name in ("first_tail", "end_tail"))
+        self.part = whole.where(tail >= first, tail < end)
+
+    def rows(self, connection: Connection, parameters: Mapping[str, Any], share: Share) -> list[BlockRow]:
+        """Return the blocks of the share that the query finds."""
+        if share.is_whole:
+            found = connection.execute(self.whole, parameters)
+        else:
+            first, end = share.bounds
+            found = connection.execute(self.part, {**parameters, "first_tail": first, "end_tail": end})
+        return [block_row(row) for row in found]
+
+
 BY_ID = select(*BLOCK_COLUMNS).where(_B.block_id == bindparam("block_id"))
 LOCK_IDS = looked_up(
     select(*BLOCK_COLUMNS).join_from(IDS.table, BLOCKS, _B.block_id == IDS["id"]).with_for_update(), BLOCKS
@@ -80,7 +101,7 @@ LOCK_IDS = looked_up(
 FENCED = select(*BLOCK_COLUMNS).where(_B.state == BlockState.FENCED).order_by(_B.waste_ppm).limit(bindparam("rows_max"))
 # `waste_ppm` is rounded. It serves to find the rows by index; the exact condition is checked on the rows.
 _BY_WASTE = by_index(select(*BLOCK_COLUMNS), BLOCKS, "blocks_by_waste").where(_B.state == BlockState.SEALED)
-EMPTY = (
+EMPTY = _OfShare(
     _BY_WASTE.where(_B.waste_ppm >= _PPM, _B.live_objects == 0)
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
@@ -102,10 +123,12 @@ _WASTEFUL = (
     .order_by(_B.waste_ppm.desc())
     .limit(bindparam("rows_max"))
 )
-CANDIDATES = _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=_Exact()) * (_B.live_bytes + _wasted_bytes))
+CANDIDATES = _OfShare(
+    _WASTEFUL.where(_wasted_bytes >= bindparam("ratio_min", type_=_Exact()) * (_B.live_bytes + _wasted_bytes))
+)
 # This is a product of decimals, because bytes times milliseconds of some years exceed 63 bits.
 _padding_age = (bindparam("until_ms", type_=_Exact()) - _B.created_ms) * _B.overhead_bytes
-PADDED = _WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=_Exact()) * _B.live_bytes)
+PADDED = _OfShare(_WASTEFUL.where(_padding_age >= bindparam("price_ms", type_=_Exact()) * _B.live_bytes))
 
 # The order is that of the primary key, so that each page continues where the last one ended, and nothing is sorted.
 _since_ms = func.coalesce(_B.sealed_ms, _B.created_ms)
@@ -181,9 +204,9 @@ def _condemned(until: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-CONDEMNED = _condemned(_B.delete_after_ms <= bindparam("now_ms"))
+CONDEMNED = _OfShare(_condemned(_B.delete_after_ms <= bindparam("now_ms")))
 # Only its time keeps a block in quarantine, so a clock that was set back must not end the quarantine.
-FAR_CONDEMNED = _condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.writer != QUARANTINE))
+FAR_CONDEMNED = _OfShare(_condemned(and_(_B.delete_after_ms > bindparam("far_ms"), _B.writer != QUARANTINE)))
 # Blocks in quarantine are skipped row by row. Few end earlier than the others, because GC deletes due blocks first.
 IN_GRACE = _condemned(_B.writer != QUARANTINE)
 PLACED = union_all(
@@ -303,8 +326,8 @@ class SqlBlocks(SqlPart):
         return self._write(_seal_reconciled, self._bound(), block_id, *found, now_ms)
 
     @reads
-    def empty_blocks(self, connection: Connection, limit: int) -> list[BlockRow]:
-        return [block_row(row) for row in connection.execute(EMPTY, {"rows_max": limit})]
+    def empty_blocks(self, connection: Connection, limit: int, share: Share = WHOLE) -> list[BlockRow]:
+        return EMPTY.rows(connection, {"rows_max": limit}, share)
 
     @reads
     def gc_candidates(
@@ -314,12 +337,13 @@ class SqlBlocks(SqlPart):
         now_ms: int,
         cool_down_ms_max: int,
         limit: int,
+        share: Share = WHOLE,
         *,
         overhead_ratio_min: float = 0.0,
     ) -> list[BlockRow]:
         limits = {"ppm_min": int(waste_ratio_min * _PPM), "ratio_min": waste_ratio_min, "rows_max": limit}
         limits["overhead_min"] = overhead_ratio_min
-        return _most_wasteful(connection, CANDIDATES, limits, now_ms, cool_down_ms_max)
+        return _most_wasteful(connection, CANDIDATES, limits, now_ms, cool_down_ms_max, share)
 
     @reads
     def padded_blocks(
@@ -330,10 +354,11 @@ class SqlBlocks(SqlPart):
         now_ms: int,
         cool_down_ms_max: int,
         limit: int,
+        share: Share = WHOLE,
     ) -> list[BlockRow]:
         limits = {"ppm_min": int(overhead_ratio_min * _PPM), "overhead_min": overhead_ratio_min, "rows_max": limit}
         limits |= {"until_ms": float(now_ms), "price_ms": price_days * _DAY_MS}
-        return _most_wasteful(connection, PADDED, limits, now_ms, cool_down_ms_max)
+        return _most_wasteful(connection, PADDED, limits, now_ms, cool_down_ms_max, share)
 
     @reads
     def space_use(self, connection: Connection) -> SpaceUse:
@@ -382,12 +407,12 @@ class SqlBlocks(SqlPart):
         return True
 
     @reads
-    def condemned_blocks(self, connection: Connection, now_ms: int, limit: int) -> list[BlockRow]:
-        rows = connection.execute(CONDEMNED, {"now_ms": now_ms, "rows_max": limit}).all()
-        if len(rows) < limit:
-            far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(rows)}
-            rows = [*rows, *connection.execute(FAR_CONDEMNED, far)]
-        return [block_row(row) for row in rows]
+    def condemned_blocks(self, connection: Connection, now_ms: int, limit: int, share: Share = WHOLE) -> list[BlockRow]:
+        found = CONDEMNED.rows(connection, {"now_ms": now_ms, "rows_max": limit}, share)
+        if len(found) < limit:
+            far = {"far_ms": now_ms + WAIT_MS_MAX, "rows_max": limit - len(found)}
+            found += FAR_CONDEMNED.rows(connection, far, share)
+        return found
 
     @reads
     def blocks_in_grace(self, connection: Connection, limit: int) -> list[BlockRow]:
@@ -483,10 +508,15 @@ def _seal_reconciled(
 
 
 def _most_wasteful(
-    connection: Connection, query: Select[Any], limits: Mapping[str, float], now_ms: int, cool_down_ms_max: int
+    connection: Connection,
+    query: _OfShare,
+    limits: Mapping[str, float],
+    now_ms: int,
+    cool_down_ms_max: int,
+    share: Share,
 ) -> list[BlockRow]:
     times = {"now_ms": now_ms, "far_ms": now_ms + cool_down_ms_max}
-    found = [block_row(row) for row in connection.execute(query, {**limits, **times})]
+    found = query.rows(connection, {**limits, **times}, share)
     return sorted(found, key=lambda row: row.waste_ratio, reverse=True)
 
 
