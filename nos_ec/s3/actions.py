@@ -49,6 +49,7 @@ BUCKET_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "s3:PutBucketAcl": "PutBucketAcl",
             "s3:PutBucketCORS": "PutBucketCors DeleteBucketCors",
             "s3:PutBucketLogging": "PutBucketLogging",
+            "s3:PutBucketObjectLockConfiguration": "PutObjectLockConfiguration",
             "s3:PutBucketNotification": "PutBucketNotificationConfiguration",
             "s3:PutBucketOwnershipControls": "PutBucketOwnershipControls DeleteBucketOwnershipControls",
             "s3:PutBucketPolicy": "PutBucketPolicy",
@@ -79,6 +80,8 @@ OBJECT_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "s3:PutObject": "PutObject PostObject CopyObject CreateMultipartUpload UploadPart UploadPartCopy"
             " CompleteMultipartUpload",
             "s3:PutObjectAcl": "PutObjectAcl",
+            "s3:PutObjectLegalHold": "PutObjectLegalHold",
+            "s3:PutObjectRetention": "PutObjectRetention",
             "s3:PutObjectTagging": "PutObjectTagging",
         }
     )
@@ -105,11 +108,11 @@ OF_VERSION: Mapping[str, str] = MappingProxyType(
 """The actions that are needed instead when the request names a version."""
 _OTHERS_ON_OBJECTS = (
     "BypassGovernanceRetention GetObjectTorrent GetObjectVersionTorrent ObjectOwnerOverrideToBucketOwner"
-    " PutObjectLegalHold PutObjectRetention ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
+    " ReplicateDelete ReplicateObject ReplicateTags RestoreObject"
 )
 _OTHERS = (
     "CreateBucket ListAllMyBuckets PutAccelerateConfiguration PutAnalyticsConfiguration"
-    " PutBucketObjectLockConfiguration PutBucketWebsite PutIntelligentTieringConfiguration PutInventoryConfiguration"
+    " PutBucketWebsite PutIntelligentTieringConfiguration PutInventoryConfiguration"
     " PutMetricsConfiguration"
 )
 

@@ -11,21 +11,22 @@ _CODES = {
     " BadRequest EntityTooLarge EntityTooSmall ExpiredToken IllegalLocationConstraintException"
     " IllegalVersioningConfigurationException IncompleteBody InvalidArgument InvalidBucketAclWithObjectOwnership"
     " InvalidBucketName InvalidDigest InvalidLocationConstraint InvalidPart InvalidPartOrder InvalidPolicyDocument"
-    " InvalidRequest InvalidStorageClass InvalidTag InvalidToken InvalidURI KeyTooLongError MalformedACLError"
+    " InvalidRequest InvalidRetentionPeriod InvalidTag InvalidToken InvalidURI KeyTooLongError MalformedACLError"
     " MalformedPOSTRequest MalformedPolicy MalformedTrailerError MalformedXML MaxMessageLengthExceeded"
     " MaxPostPreDataLengthExceededError MetadataTooLarge MissingSecurityHeader MissingRequestBodyError"
     " RequestTimeout TooManyBuckets UnexpectedContent UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch"
-    " XAmzContentSHA256Mismatch"
+    " XAmzContentSHA256Mismatch InvalidStorageClass"
     # of the Security Token Service
     " InvalidAction MalformedPolicyDocument MissingAction PackedPolicyTooLarge ValidationError",
     403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError InvalidClientTokenId"
     " MissingAuthenticationToken RequestTimeTooSkewed SignatureDoesNotMatch",
     404: "NoSuchBucket NoSuchBucketPolicy NoSuchCORSConfiguration NoSuchConfiguration NoSuchKey"
-    " NoSuchLifecycleConfiguration NoSuchPublicAccessBlockConfiguration NoSuchTagSet NoSuchUpload NoSuchVersion"
-    " NoSuchWebsiteConfiguration ObjectLockConfigurationNotFoundError OwnershipControlsNotFoundError"
-    " ReplicationConfigurationNotFoundError ServerSideEncryptionConfigurationNotFoundError",
+    " NoSuchObjectLockConfiguration NoSuchLifecycleConfiguration NoSuchPublicAccessBlockConfiguration NoSuchTagSet"
+    " NoSuchUpload NoSuchVersion NoSuchWebsiteConfiguration ObjectLockConfigurationNotFoundError"
+    " OwnershipControlsNotFoundError ReplicationConfigurationNotFoundError"
+    " ServerSideEncryptionConfigurationNotFoundError",
     405: "MethodNotAllowed",
-    409: "BucketAlreadyExists BucketAlreadyOwnedByYou BucketNotEmpty ConditionalRequestConflict",
+    409: "BucketAlreadyExists BucketAlreadyOwnedByYou BucketNotEmpty ConditionalRequestConflict InvalidBucketState",
     411: "MissingContentLength",
     412: "PreconditionFailed",
     416: "InvalidRange",

@@ -166,6 +166,8 @@ def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
 def row_data(row: ObjectRow) -> dict[str, Any]:
     """Return the data of an object that `ls -l` and `stat` print. Raises Corrupt if its attributes are damaged."""
     md5, parts = row.tag
+    lock = row.lock
+    locked = {} if lock is None or (lock.mode is None and not lock.hold) else {"lock": lock.text}
     return {
         "bucket": row.key.bucket,
         "name": row.key.name,
@@ -176,6 +178,7 @@ def row_data(row: ObjectRow) -> dict[str, Any]:
         **({} if parts is None else {"parts": parts}),
         "state": row.state.value,
         "created_ms": row.created_ms,
+        **locked,
         "attributes": attributes_of(row),
     }
 

@@ -17,6 +17,7 @@ from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import Conflict, InvalidInput, Locked, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.locking.lock import Lock
 from nos_ec.core.parts import (
     PARTS_MAX,
     Composition,
@@ -121,10 +122,11 @@ class MultipartUploads:
         choose: Choose,
         condition: Condition | None = None,
         versioning: Versioning | None = None,
+        lock: Lock | None = None,
     ) -> ObjectRow:
-        """Make one object of the parts, durably. choose: given all parts, returns the parts of the object, at least one
-        and in ascending order of their numbers, and its attributes; its errors are passed on. It is called again, after
-        a wait, if another part was stored meanwhile. The other parts are deleted.
+        """Make one object of the parts, durably, with this lock. choose: given all parts, returns the parts of the
+        object, at least one and in ascending order of their numbers, and its attributes; its errors are passed on. It
+        is called again, after a wait, if another part was stored meanwhile. The other parts are deleted.
 
         Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), InvalidInput (too many
         attributes), NoSpace, Transient.
@@ -139,7 +141,7 @@ class MultipartUploads:
             # 2. Store their list as the object, unless another part was stored meanwhile (a Conflict).
             manifest, composition = _composition(current.upload_id, [part.row for part in chosen])
             step = CompletionOf(current.upload_id, current.revision)
-            request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step)
+            request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step, lock)
             try:
                 made = self._store.put_request(request, BytesIO(encode_manifest(manifest)))
             except Locked:

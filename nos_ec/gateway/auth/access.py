@@ -24,6 +24,7 @@ from nos_ec.gateway.auth.session_tokens import Session, SessionTokens, invalid_t
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.object_lock import LockConfiguration, lock_configuration
 from nos_ec.s3.policy import Policy, deny_everything, policy_of, session_policy_of
 from nos_ec.s3.public_access import (
     BLOCK_EVERYTHING,
@@ -47,6 +48,7 @@ _OF_ACCESS = (
     DocumentKind.POLICY,
     DocumentKind.PUBLIC_ACCESS,
     DocumentKind.OWNERSHIP,
+    DocumentKind.OBJECT_LOCK,
 )
 """The documents from which a BucketAccess is made."""
 
@@ -74,7 +76,7 @@ def account_of(sender: Sender | None) -> str | None:
 class BucketAccess:
     """A bucket and the rights of accounts in it. `acl` is in the stored form of auth/acls.py. operations/policies.py
     evaluates `policy`. `versioning` is None if the bucket never had versions. `ownership` is None if the bucket has no
-    ownership controls."""
+    ownership controls, and `lock` if it has no object lock."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
@@ -83,6 +85,7 @@ class BucketAccess:
     versioning: Versioning | None = None
     public_access: PublicAccessBlock = BLOCK_NOTHING
     ownership: Ownership | None = None
+    lock: LockConfiguration | None = None
 
     @property
     def has_acls(self) -> bool:
@@ -240,6 +243,7 @@ class Access:
             None if versioning is None else Versioning(versioning.decode()),
             _public_access_of(name, found.get(DocumentKind.PUBLIC_ACCESS)),
             _ownership_of(name, found.get(DocumentKind.OWNERSHIP)),
+            _lock_of(name, found.get(DocumentKind.OBJECT_LOCK)),
         )
 
 
@@ -274,6 +278,16 @@ def _ownership_of(name: str, body: bytes | None) -> Ownership | None:
     except ValueError:
         _log.error("cannot parse ownership controls; ignoring ACLs", bucket=name)
         return Ownership.ENFORCED
+
+
+def _lock_of(name: str, body: bytes | None) -> LockConfiguration | None:
+    """Return the object lock of a bucket. If it cannot be read, versions are still locked, but none is stored without a
+    lock of its own until the owner sets it again."""
+    try:
+        return None if body is None else lock_configuration(body)
+    except S3Error as error:
+        _log.error("cannot parse object lock; refusing PUTs without a retention", bucket=name, error=str(error))
+        return LockConfiguration(is_readable=False)
 
 
 def _key_of(name: str, kind: DocumentKind) -> str:

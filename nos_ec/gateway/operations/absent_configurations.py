@@ -24,9 +24,6 @@ _NOT_FOUND = {
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
     "GetBucketReplication": "ReplicationConfigurationNotFoundError",
     "GetBucketWebsite": "NoSuchWebsiteConfiguration",
-    "GetObjectLegalHold": "InvalidRequest",
-    "GetObjectLockConfiguration": "ObjectLockConfigurationNotFoundError",
-    "GetObjectRetention": "InvalidRequest",
 }
 _NONE_LISTED = (("IsTruncated", "false"),)
 _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {

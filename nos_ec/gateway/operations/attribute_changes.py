@@ -32,10 +32,20 @@ class AttributeChanges:
         """Replace the attributes of these names with `value`, and return the version. `read` returns the version and
         its attributes. Raises the errors of `read`, MetadataTooLarge, and Transient if the object changed during each
         of READ_TRIES tries."""
-        for tries in range(1, READ_TRIES + 1):
+
+        def attempt() -> tuple[ObjectRow, bool]:
             row, attributes = read()
             kept = {name: text for name, text in attributes.items() if name not in names}
-            if self._store.set_attributes_of(row, encoded(kept | dict(value))):
+            return row, self._store.set_attributes_of(row, encoded(kept | dict(value)))
+
+        return self.repeat(attempt)
+
+    def repeat(self, attempt: Callable[[], tuple[ObjectRow, bool]]) -> ObjectRow:
+        """Repeat a change until no other one has come before it, and return the version. `attempt` returns the version,
+        and whether the change was made. Raises the errors of `attempt`, and Transient after READ_TRIES tries."""
+        for tries in range(1, READ_TRIES + 1):
+            row, is_done = attempt()
+            if is_done:
                 return row
             if tries < READ_TRIES:
                 wait_ms = self._random() * BACK_OFF.wait_ms(tries)

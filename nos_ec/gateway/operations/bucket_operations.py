@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from nos_ec.core.errors import Conflict
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.gateway.auth import acls
 from nos_ec.gateway.auth.access import Access, no_bucket
@@ -20,6 +21,7 @@ from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import check_new_bucket
+from nos_ec.s3.object_lock import LockConfiguration, lock_configuration_answer
 from nos_ec.s3.public_access import Ownership, fields_of, ownership_controls, public_access_block
 from nos_ec.s3.request import Request
 
@@ -75,8 +77,7 @@ class BucketOperations:
         account = call.require_account()
         check_new_bucket(call.bucket)
         refuse_unsupported(call.request)
-        if call.request.header("x-amz-bucket-object-lock-enabled") not in (None, "false"):
-            raise S3Error("NotImplemented", "Object lock is not supported.")
+        has_lock = _has_lock(call.request)
         acl = acls.acl_of_headers(call.request) or "private"
         kind = acls.kind_of_bucket_acl(acl)
         ownership = _ownership_of(call.request)
@@ -100,10 +101,29 @@ class BucketOperations:
             )
         if made and tag_set is not None:
             self._access.set_bucket_document(call.bucket, DocumentKind.TAGS, tag_set, self._clock.now_ms())
+        if made and has_lock:
+            self._enable_lock(call.bucket)
         self._access.forget_bucket(call.bucket)
         if not made:
             self._require_same_settings(call.bucket, account, acl, ownership, tag_set)
+            if has_lock and self._access.bucket(call.bucket).lock is None:
+                raise S3Error(
+                    "InvalidBucketState",
+                    "The bucket exists without object lock: enable its versioning, then put an object lock"
+                    " configuration.",
+                    BucketName=call.bucket,
+                )
         return empty({"location": f"/{call.bucket}"})
+
+    def _enable_lock(self, bucket: str) -> None:
+        """Enable versioning and object lock. If the process dies before the end, the bucket has no lock, and a request
+        to create it with one again is refused."""
+        documents_of_lock = (
+            (DocumentKind.VERSIONING, Versioning.ENABLED.encode()),
+            (DocumentKind.OBJECT_LOCK, lock_configuration_answer(LockConfiguration())),
+        )
+        for kind, body in documents_of_lock:
+            self._access.set_bucket_document(bucket, kind, body, self._clock.now_ms())
 
     def _require_location(self, location: str | None) -> None:
         """Raise InvalidLocationConstraint unless the region is the one in the settings."""
@@ -161,6 +181,11 @@ class BucketOperations:
         """Set the versioning to Enabled or Suspended. It can never be removed again."""
         call.require(Rights.OWNER)
         status = documents.versioning(read_document(call))
+        if status != Versioning.ENABLED and self._metadata.bucket_document(call.bucket, DocumentKind.OBJECT_LOCK):
+            raise S3Error(
+                "InvalidBucketState",
+                "An Object Lock configuration is present on this bucket, so the versioning state cannot be changed.",
+            )
         self._access.set_bucket_document(call.bucket, DocumentKind.VERSIONING, status.encode(), self._clock.now_ms())
         return empty()
 
@@ -200,6 +225,14 @@ BUCKET_TAGS = DocumentType(
     get_reply=lambda _, stored: xml(answers.tagging(documents.tagging(stored, BUCKET_TAGS_MAX))),
     put_reply=lambda _: empty(status=204),
 )
+
+
+def _has_lock(request: Request) -> bool:
+    """Return whether a request creates a bucket with object lock. Raises InvalidArgument."""
+    word = request.header("x-amz-bucket-object-lock-enabled") or "false"
+    if word.lower() not in ("true", "false"):
+        raise invalid_argument("This header is true or false.", "x-amz-bucket-object-lock-enabled", word)
+    return word.lower() == "true"
 
 
 def _ownership_of(request: Request) -> Ownership | None:

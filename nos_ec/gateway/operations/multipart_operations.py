@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.folders import folder_of
+from nos_ec.core.locking.lock import with_lock
 from nos_ec.core.parts import PARTS_MAX, UploadId
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart, part_request
@@ -37,6 +38,7 @@ from nos_ec.gateway.message.stored_body import CopiedBody, store_body
 from nos_ec.gateway.message.versions import no_such_key, source_headers, stored_headers
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.lifecycle import abort_headers
+from nos_ec.gateway.operations.object_locks import LocksOfPuts
 from nos_ec.gateway.operations.object_operations import ObjectOperations, attributes_of_call
 from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
@@ -58,7 +60,15 @@ _LAST_CHARACTER = "\U0010ffff"
 class MultipartOperations:
     """The operations on multipart uploads. Safe to call from several threads."""
 
-    def __init__(self, store: Store, uploads: MultipartUploads, objects: ObjectOperations, access: Access) -> None:
+    def __init__(
+        self,
+        store: Store,
+        uploads: MultipartUploads,
+        objects: ObjectOperations,
+        access: Access,
+        locks: LocksOfPuts,
+    ) -> None:
+        self._locks = locks
         self._store = store
         self._uploads = uploads
         self._objects = objects
@@ -81,7 +91,9 @@ class MultipartOperations:
         elif kind is not None:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
         encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # the checksum of the object must fit as well
-        row = self._uploads.create(call.object_key, call.account or "", encoded(attributes))
+        lock = self._locks.of_headers(call)
+        stored = encoded(attributes) if lock is None else with_lock(encoded(attributes), lock)
+        row = self._uploads.create(call.object_key, call.account or "", stored)
         headers |= abort_headers(self._access.lifecycle_rules(call.bucket), row)
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
@@ -190,7 +202,8 @@ class MultipartOperations:
     def _complete(self, call: Call, upload: UploadRow, choose: Choose) -> ObjectRow:
         request = call.request
         try:
-            return self._uploads.complete(upload, choose, write_condition(request), call.versioning)
+            lock = self._locks.of_upload(call, upload)
+            return self._uploads.complete(upload, choose, write_condition(request), call.versioning, lock)
         except NotFound as error:
             if request.header("if-match") is not None and not self._object_exists(call):
                 raise no_such_key(call.key) from None

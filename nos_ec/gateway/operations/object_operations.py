@@ -60,6 +60,7 @@ from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.bucket_operations import acl_of
 from nos_ec.gateway.operations.lifecycle import expiry_headers
+from nos_ec.gateway.operations.object_locks import LocksOfPuts, bypasses, lock_headers, require_checksum
 from nos_ec.gateway.operations.policies import permission_on, rights_on, session_allows
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutRequest, Rights
 from nos_ec.s3 import answers, checksums, documents
@@ -145,7 +146,15 @@ class _Head(NamedTuple):
 class ObjectOperations:
     """The operations on objects. Safe to call from several threads."""
 
-    def __init__(self, store: Store, uploads: MultipartUploads, access: Access, changes: AttributeChanges) -> None:
+    def __init__(
+        self,
+        store: Store,
+        uploads: MultipartUploads,
+        access: Access,
+        changes: AttributeChanges,
+        locks: LocksOfPuts,
+    ) -> None:
+        self._locks = locks
         self._store = store
         self._uploads = uploads
         self._access = access
@@ -199,6 +208,7 @@ class ObjectOperations:
         request, (row, attributes) = call.request, version
         headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
         headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
+        headers |= lock_headers(call, row)
         for name in _OVERRIDABLE if request.query else ():
             value = request.parameter(f"response-{name}")
             if value is not None:
@@ -253,6 +263,11 @@ class ObjectOperations:
         if call.request.parameter("partNumber"):
             call.part_number()
         return self._named(call, Rights.READ, with_acl=with_acl)
+
+    def find_version(self, call: Call) -> ObjectRow:
+        """Return the version that a request names, for an operation that needs the rights of the owner. Raises
+        S3Error."""
+        return self._named(call, Rights.OWNER, with_acl=False).row
 
     def _named(
         self, call: Call, needs: Rights, *, with_acl: bool = True, sent_tags: Mapping[str, str] = _NO_TAGS
@@ -367,7 +382,8 @@ class ObjectOperations:
         headers of the answer."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
-        request = _put_request(call)
+        require_checksum(call)
+        request = replace(_put_request(call), lock=self._locks.of_put(call))
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
             row, attributes = store_body(self._store, request, body, attributes)
@@ -449,7 +465,7 @@ class ObjectOperations:
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
-        put = _put_request(call)
+        put = replace(_put_request(call), lock=self._locks.of_put(call))
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(self._store.open_version(row), row.users_size, algorithm, at_end)
@@ -475,7 +491,9 @@ class ObjectOperations:
         if version is None and call.versioning is None:
             self._delete(call.object_key, condition)
             return empty(status=204)
-        (answer,) = self._store.delete_versions([_deletion(call.object_key, version, call.versioning, condition)])
+        bypass = version is not None and bypasses(call, call.key, version)
+        deletion = _deletion(call.object_key, version, call.versioning, condition, bypass=bypass)
+        (answer,) = self._store.delete_versions([deletion])
         if isinstance(answer, NosError):
             raise _delete_error(answer, call.key)
         headers = {} if version is None else {"x-amz-version-id": version}
@@ -506,7 +524,8 @@ class ObjectOperations:
                 self._require_delete(call, one)
                 key, condition = object_key(call.bucket, one.key), delete_condition(one.etag, one.modified, one.size)
                 if one.version_id is not None or call.versioning is not None:
-                    versions[number] = _deletion(key, one.version_id, call.versioning, condition)
+                    bypass = one.version_id is not None and bypasses(call, one.key, one.version_id)
+                    versions[number] = _deletion(key, one.version_id, call.versioning, condition, bypass=bypass)
                     continue
                 if condition is None:
                     plain.append(key)
@@ -593,11 +612,11 @@ def _put_request(call: Call) -> PutRequest:
 
 
 def _deletion(
-    key: ObjectKey, version: str | None, versioning: Versioning | None, condition: Condition | None
+    key: ObjectKey, version: str | None, versioning: Versioning | None, condition: Condition | None, *, bypass: bool
 ) -> DeleteVersion | AddMarker:
     """Return the change that a DELETE requests. Raises InvalidArgument."""
     if version is not None:
-        return DeleteVersion(key, number_of(version), condition)
+        return DeleteVersion(key, number_of(version), condition, bypass)
     assert versioning is not None
     return AddMarker(key, versioning, condition)
 

@@ -53,10 +53,12 @@ class Required:
 
 
 REQUIRED: Mapping[str, Required] = {
+    "BypassGovernanceRetention": Required(("s3:BypassGovernanceRetention",), True, Rights.OWNER),
     **{name: Required(actions, False, _RIGHTS.get(name, Rights.OWNER)) for name, actions in BUCKET_ACTIONS.items()},
     **{name: Required(actions, True, _RIGHTS.get(name, Rights.OWNER)) for name, actions in OBJECT_ACTIONS.items()},
 }
-"""Requirements by operation. Operations in BY_KEY are checked for each key."""
+"""Requirements by operation, and of the bypass that a header of some operations requests. Operations in BY_KEY are
+checked for each key."""
 
 
 class Permission(NamedTuple):
@@ -111,6 +113,8 @@ def require_in_session(call: Call) -> None:
     else:
         more = ["s3:PutBucketAcl"] * _sets_acl(call.request)
         more += ["s3:PutBucketOwnershipControls"] * (call.request.header("x-amz-object-ownership") is not None)
+        if call.request.header("x-amz-bucket-object-lock-enabled") is not None:
+            more += ["s3:PutBucketVersioning", "s3:PutBucketObjectLockConfiguration"]
         allows = session_allows(call, call.operation, ["s3:CreateBucket", *more], call.bucket)
     if not allows:
         raise denied()
@@ -207,6 +211,8 @@ def _actions_of_headers(request: Request) -> list[str]:
     """Return the additional actions that the headers of a PUT need."""
     names = request.header_values.keys()
     found = ["s3:PutObjectTagging"] * (b"x-amz-tagging" in names)
+    found += ["s3:PutObjectRetention"] * (b"x-amz-object-lock-mode" in names)
+    found += ["s3:PutObjectLegalHold"] * (b"x-amz-object-lock-legal-hold" in names)
     return [*found, *["s3:PutObjectAcl"] * _sets_acl(request)]
 
 

@@ -17,6 +17,7 @@ from nos_ec.gateway.operations.bucket_operations import BucketOperations
 from nos_ec.gateway.operations.cors import Cors
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
+from nos_ec.gateway.operations.object_locks import LocksOfPuts, ObjectLockOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.post_forms import PostForms
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
@@ -53,13 +54,16 @@ def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) 
     store, metadata, clock = system.client.store(), system.metadata, system.clock
     uploads = system.client.uploads(store)
     access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness)
-    objects = ObjectOperations(store, uploads, access, AttributeChanges(store, clock, Random().random))
+    changes, locks = AttributeChanges(store, clock, Random().random), system.client.locks(store)
+    locks_of_puts = LocksOfPuts(locks, clock)
+    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts)
     return Service(
         access,
         BucketOperations(metadata, uploads, access, clock, settings.region),
         Listings(store),
         objects,
-        MultipartOperations(store, uploads, objects, access),
+        MultipartOperations(store, uploads, objects, access, locks_of_puts),
+        ObjectLockOperations(objects.find_version, locks, changes, clock),
         BucketDocuments(metadata, access, clock),
         Cors(access),
         PostForms(access, objects, clock),

@@ -23,6 +23,7 @@ from nos_ec.gateway.operations.cors import CORS, Cors
 from nos_ec.gateway.operations.lifecycle import LIFECYCLE
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
+from nos_ec.gateway.operations.object_locks import OBJECT_LOCK, ObjectLockOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, apply_policy, require_in_session
 from nos_ec.gateway.operations.post_forms import PostForms
@@ -53,6 +54,7 @@ class Service:
         listings: Listings,
         objects: ObjectOperations,
         multipart: MultipartOperations,
+        locks: ObjectLockOperations,
         documents: BucketDocuments,
         cors: Cors,
         forms: PostForms,
@@ -120,6 +122,12 @@ class Service:
             "CompleteMultipartUpload": multipart.complete_upload,
             "AbortMultipartUpload": multipart.abort_upload,
             "ListMultipartUploads": multipart.list_uploads,
+            "GetObjectLockConfiguration": partial(documents.get, OBJECT_LOCK),
+            "PutObjectLockConfiguration": partial(documents.put, OBJECT_LOCK),
+            "GetObjectRetention": locks.get_retention,
+            "PutObjectRetention": locks.put_retention,
+            "GetObjectLegalHold": locks.get_legal_hold,
+            "PutObjectLegalHold": locks.put_legal_hold,
         }
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:

@@ -36,8 +36,8 @@ class CannedAcl(StrEnum):
 
 class DocumentKind(StrEnum):
     """The documents that a bucket may have in addition to its row. TAGS, CORS, POLICY and PUBLIC_ACCESS are stored as
-    they were sent, ACL as the gateway writes it, LIFECYCLE as `core.expiry` writes it, VERSIONING as a word of
-    `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`."""
+    they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it, VERSIONING as
+    a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -47,6 +47,7 @@ class DocumentKind(StrEnum):
     VERSIONING = "versioning"
     PUBLIC_ACCESS = "public-access"
     OWNERSHIP = "ownership"
+    OBJECT_LOCK = "object-lock"
 
 
 class KeyState(StrEnum):
