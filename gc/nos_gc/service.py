@@ -17,8 +17,8 @@ from nos_ec.core.ids import BlockId
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
-from nos_ec.engine.gc.progress import CollectionResult, GcCounters
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.progress import CollectionResult, GcCounters
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.throttling import POLL_MS
 from nos_ec.engine.gc.victims import CollectionPlan
 from nos_ec.engine.gc.workers import WorkersMetadata, WorkerState, read_workers, worker_lease

@@ -42,7 +42,7 @@ from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.packing.packer import size_max
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.run.progress import CollectionResult
 from nos_ec.engine.gc.workers import LEASE_NAME
 from nos_ec.ports.metadata import Placed
 from nos_ec.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 from nos_ec.composition.wiring import System
 from nos_ec.engine.gc.control import Control, GcControl
-from nos_ec.engine.gc.run_note import RunState
+from nos_ec.engine.gc.run.note import RunState
 from nos_ec.engine.gc.workers import newest_run, read_workers
 
 

@@ -35,7 +35,7 @@ from nos_ec.demo.losses import shards_lost
 from nos_ec.demo.packing import pack_in_processes
 from nos_ec.demo.s3 import BUCKET, Access, create_key, require_client, s3_gateway, s3_settings
 from nos_ec.demo.space import allocated_bytes
-from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.run.progress import CollectionResult
 from nos_ec.engine.objects.store import DELETE_BATCH_OBJECTS, Store
 from nos_ec.library.tree import load_tree
 from nos_ec.ports.block_store import ReadCounters

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.expiry.lifecycle_walk import read_walk
-from nos_ec.engine.gc.progress import GcCounters
+from nos_ec.engine.gc.run.progress import GcCounters
 from nos_ec.engine.gc.workers import WorkersMetadata, read_workers
 from nos_ec.engine.scrub.scrubber import ScrubCounters
 from nos_ec.engine.upkeep.shard_rebuild import RebuildCounters, read_shortage

@@ -15,7 +15,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput
 from nos_ec.engine.figures.events import EventKind, Outcome
 from nos_ec.engine.gc.control import OPERATIONS_MAX, Control, GcControl
-from nos_ec.engine.gc.run_note import RunState
+from nos_ec.engine.gc.run.note import RunState
 from nos_ec.engine.texts import size_text
 
 

@@ -9,8 +9,8 @@ from nos_ec.cli.terminal.output import count_text, emit, out, print_more, time_t
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.gc.target_costs import TargetCost
 from nos_ec.engine.gc.plan_data import bytes_to_write, plan_data
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.progress import CollectionResult
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.space import Outlook
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan
 from nos_ec.engine.texts import size_text

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from nos_ec.core.errors import FREE_SPACE, NoSpace
 from nos_ec.core.gc.reclaim import stripes_rewritten
 from nos_ec.engine.gc.condemned import CondemnedBlocks
-from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.context import RunContext
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.space import share_now
 from nos_ec.engine.gc.victims import ChosenBlock
 

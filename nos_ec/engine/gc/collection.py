@@ -21,9 +21,9 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.gc.batches import Batch, BatchPlanner
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.draining import Drained, Draining, RunParts
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.context import RunContext
+from nos_ec.engine.gc.run.progress import CollectionResult
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.space import Outlook, is_above, is_space_short
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter

@@ -18,10 +18,10 @@ from nos_ec.core.packing.plan import MergeList
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc.collection import Collection
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.gc.progress import CollectionResult, Progress, Watch
-from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.gc.run_events import end_run, recorded_run
-from nos_ec.engine.gc.run_stop import RunStop
+from nos_ec.engine.gc.run.context import RunContext
+from nos_ec.engine.gc.run.events import end_run, recorded_run
+from nos_ec.engine.gc.run.progress import CollectionResult, Progress, Watch
+from nos_ec.engine.gc.run.stop import RunStop
 from nos_ec.engine.gc.space import ANY_WASTE, PolicyChoice, price_days, share_now
 from nos_ec.engine.gc.throttling import Throttle
 from nos_ec.engine.gc.victims import BlockDecision, ChosenBlock, CollectionPlan, choose, decide, is_sealed

@@ -16,7 +16,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.tails import tail_key
 from nos_ec.engine.audit_entries import block_deleted
-from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run.context import RunContext
 from nos_ec.ports.metadata import QUARANTINE, BlockRow
 
 _log = structlog.get_logger(__name__)

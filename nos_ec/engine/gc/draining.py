@@ -21,7 +21,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.engine.gc.condemned import CondemnedBlocks
 from nos_ec.engine.gc.read_ahead import ReadAhead
-from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run.context import RunContext
 from nos_ec.engine.gc.set_aside import SetAside
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.gc.throttling import Throttle

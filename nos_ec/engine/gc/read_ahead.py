@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run.context import RunContext
 from nos_ec.engine.gc.victims import BlockDecision, decide
 from nos_ec.ports.metadata import BlockRow, Placed
 

@@ -13,7 +13,7 @@ import structlog
 
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.killpoints import kill_point
-from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run.context import RunContext
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.stripe_writer import Failure
 from nos_ec.ports.metadata import BlockRow

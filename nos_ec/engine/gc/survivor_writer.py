@@ -10,7 +10,7 @@ from math import ceil
 
 from nos_ec.core.errors import NosError, NoSpace
 from nos_ec.core.packing.plan import GroupPlan
-from nos_ec.engine.gc.run_context import RunContext
+from nos_ec.engine.gc.run.context import RunContext
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.lanes import Lanes
 from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult

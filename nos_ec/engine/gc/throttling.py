@@ -1,7 +1,7 @@
 """Throttles a GC run by rate limits, rests, pauses and a time limit, and publishes its progress.
 
 Used by the thread that plans the groups. Every few seconds it reads the commands of operators (control.py), and
-publishes the state of the run (run_note.py).
+publishes the state of the run (run/note.py).
 
 10  while space is short, a run is not slowed down, but it may be paused
 """
@@ -19,11 +19,11 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.gc.control import Control, GcControl
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.run_context import RunContext
-from nos_ec.engine.gc.run_note import RunState, write_run
-from nos_ec.engine.gc.run_speed import QUIET_MIN, RunSpeed
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.context import RunContext
+from nos_ec.engine.gc.run.note import RunState, write_run
+from nos_ec.engine.gc.run.progress import CollectionResult
+from nos_ec.engine.gc.run.speed import QUIET_MIN, RunSpeed
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.space import is_tight
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.ports.metadata import BlockRow

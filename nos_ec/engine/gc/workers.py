@@ -12,7 +12,7 @@ from typing import Protocol
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.gc.share import WORKERS_MAX
-from nos_ec.engine.gc.run_note import RunState, read_run
+from nos_ec.engine.gc.run.note import RunState, read_run
 from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import Leases, Notes
 

@@ -28,7 +28,7 @@ from nos_ec.cli.terminal.output import time_text
 from nos_ec.cli.terminal.watching import keeping_presence
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
-from nos_ec.engine.gc.run_note import read_run, write_run
+from nos_ec.engine.gc.run.note import read_run, write_run
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys

@@ -11,7 +11,7 @@ from nos_ec.console.app import create_app
 from nos_ec.console.panels import FAILED_MS, Panels
 from nos_ec.console.view import UNKNOWN
 from nos_ec.core.errors import Transient
-from nos_ec.engine.gc.run_note import RunState, write_run
+from nos_ec.engine.gc.run.note import RunState, write_run
 from nos_ec.engine.gc.workers import LEASE_NAME
 from tests.rig.fakes.clock import FakeClock, SetClock
 from tests.service.conftest import WAIT_S_MAX

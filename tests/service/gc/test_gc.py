@@ -12,7 +12,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.packing.plan import GroupPlan
 from nos_ec.core.states import BlockKind, BlockState
-from nos_ec.engine.gc.progress import NAMED_MAX
+from nos_ec.engine.gc.run.progress import NAMED_MAX
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult
 from nos_ec.ports.block_store import BlockStore

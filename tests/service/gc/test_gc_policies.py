@@ -15,7 +15,7 @@ from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.engine.explain.block_reasons import BlockReason
 from nos_ec.engine.figures.header_survey import HeaderSurvey
-from nos_ec.engine.gc.progress import CollectionResult
+from nos_ec.engine.gc.run.progress import CollectionResult
 from nos_ec.ports.metadata import BlockRow
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import LaterClock

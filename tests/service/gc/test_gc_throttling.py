@@ -15,10 +15,10 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.gc import throttling
 from nos_ec.engine.gc.control import GcControl
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.run_note import read_run
-from nos_ec.engine.gc.run_speed import RunSpeed
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.note import read_run
+from nos_ec.engine.gc.run.progress import CollectionResult
+from nos_ec.engine.gc.run.speed import RunSpeed
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.survivor_writer import SurvivorWriter
 from nos_ec.engine.packing.stripe_writer import WriteResult
 from nos_ec.ports.block_store import BlockStore

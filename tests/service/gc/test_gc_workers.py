@@ -23,9 +23,9 @@ from nos_ec.core.states import BlockKind
 from nos_ec.engine.figures.events import read_events
 from nos_ec.engine.gc import throttling
 from nos_ec.engine.gc.control import GcControl
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.run_note import read_run, write_run
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.note import read_run, write_run
+from nos_ec.engine.gc.run.progress import CollectionResult
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.workers import read_workers, worker_lease
 from nos_ec.monitoring.gc_samples import worker_samples
 from nos_ec.ports.block_store import BlockStore

@@ -45,7 +45,7 @@ def put(client: Any, **options: Any) -> dict[str, str]:
 
 def is_there(client: Any, version: dict[str, str]) -> bool:
     try:
-        return client.get_object(**version)["Body"].read() == b"x"
+        return bool(client.get_object(**version)["Body"].read() == b"x")
     except ClientError:
         return False
 

@@ -10,9 +10,9 @@ import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.engine.gc.control import CHANGE_TRIES, CONTROL_NOTE, Control, GcControl
-from nos_ec.engine.gc.run_note import RUN_NOTE, RunState, read_run, write_run
-from nos_ec.engine.gc.run_speed import PROBES, SPEED_MIN, SPEED_START, RunSpeed
-from nos_ec.engine.gc.run_stop import RunStop, Stopped
+from nos_ec.engine.gc.run.note import RUN_NOTE, RunState, read_run, write_run
+from nos_ec.engine.gc.run.speed import PROBES, SPEED_MIN, SPEED_START, RunSpeed
+from nos_ec.engine.gc.run.stop import RunStop, Stopped
 
 
 class InMemoryNotes:

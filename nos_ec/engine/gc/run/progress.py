@@ -10,7 +10,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.core.gc.gc_policy import Behind, StoredBytes
 from nos_ec.core.ids import BlockId
 from nos_ec.core.ratios import ratio, rounded
-from nos_ec.engine.gc.run_stop import Stopped
+from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.victims import BlockDecision
 from nos_ec.engine.packing.stripe_writer import Failure, WriteResult
 

@@ -9,8 +9,8 @@ import structlog
 
 from nos_ec.core.errors import NosError
 from nos_ec.engine.figures.events import EventKind, EventLog, Outcome, Work
-from nos_ec.engine.gc.progress import CollectionResult
-from nos_ec.engine.gc.run_note import read_run
+from nos_ec.engine.gc.run.note import read_run
+from nos_ec.engine.gc.run.progress import CollectionResult
 from nos_ec.engine.texts import count_text, size_text
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import Notes

@@ -9,8 +9,8 @@ from nos_ec.core.gc.share import Share
 from nos_ec.core.ids import BlockId
 from nos_ec.core.packing.plan import MergeList
 from nos_ec.engine.gc.options import CollectorOptions
-from nos_ec.engine.gc.progress import Progress
-from nos_ec.engine.gc.run_stop import RunStop
+from nos_ec.engine.gc.run.progress import Progress
+from nos_ec.engine.gc.run.stop import RunStop
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.audit_trail import AuditTrail
