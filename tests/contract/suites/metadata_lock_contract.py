@@ -65,6 +65,7 @@ def change(bench: MetadataBench, row: ObjectRow, lock: Lock, *, bypass: bool = F
     return answer
 
 
+@pytest.mark.invariant(11)
 class LockContract:
     """`Locks`, and locks in all that deletes."""
 
