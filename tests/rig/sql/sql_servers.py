@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Engine, delete, exists, select, text
+from sqlalchemy import Engine, delete, exists, select, text, update
 
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
@@ -16,6 +16,7 @@ _engines: dict[str, Engine] = {}
 """The engines of metadata stores whose tables a test of this process has created, and no test has dropped since. A new
 engine would ask the server a dozen things before it clears the tables."""
 _TABLES = [table for table in METADATA.sorted_tables if table is not COUNTERS]
+_STOP_LOCK_TIME = update(COUNTERS).where(COUNTERS.c.name == "lock_time", COUNTERS.c.value != 0).values(value=0)
 _ARE_FILLED = select(*(exists(select(text("1")).select_from(table)).label(table.name) for table in _TABLES))
 
 
@@ -30,6 +31,7 @@ def empty_metadata(url: str) -> Iterator[SqlMetadata]:
         for table, is_filled in zip(_TABLES, filled, strict=True):
             if is_filled:
                 connection.execute(delete(table))
+        connection.execute(_STOP_LOCK_TIME)
     _engines[url].dispose()  # some tests count the connections to a server
     metadata = open_metadata(url)
     try:
