@@ -156,6 +156,14 @@ def composed(attributes: Mapping[str, str], composition: Composition) -> bytes:
     return encode_attributes({**attributes, _COMPOSITION: " ".join(fields)})
 
 
+def may_be_composed(attributes: bytes | None) -> bool:
+    """Return whether an object with these attributes is composed of parts. Attributes that cannot be read count."""
+    try:
+        return attributes is not None and composition_of(attributes) is not None
+    except Corrupt:
+        return True
+
+
 def composition_of(attributes: bytes) -> Composition | None:
     """Return the composition of an object, or None if it is not composed. Raise Corrupt."""
     if _COMPOSITION.encode() not in attributes:

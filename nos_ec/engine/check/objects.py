@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress
 
 from nos_ec.core.findings import Finding, FindingKind
-from nos_ec.core.ids import RESERVED_BUCKET, BlockId, ObjectKey
+from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.core.states import ObjectState
 from nos_ec.core.tails import TAILS_BUCKET, block_of_tail, is_tail, tail_place
 from nos_ec.engine.check import uploads
@@ -94,14 +95,9 @@ class ObjectCheck:
         if not self._metadata.keys_lead_to(after, page.object_id[-1]):
             return page.object_id
         waiting = self._metadata.waiting_with({copy for copy in page.landing_id if copy is not None})
-        hidden = {bucket for bucket in set(page.bucket) if bucket.startswith(RESERVED_BUCKET)}
-        composed = {attributes for attributes in set(page.attributes) if uploads.may_be_composed(attributes)}
-        kinds = zip(page.object_id, page.bucket, page.attributes, page.is_noncurrent, strict=True)
-        unusual = {
-            object_id
-            for object_id, bucket, attributes, is_noncurrent in kinds
-            if is_noncurrent or bucket in hidden or attributes in composed
-        }
+        unusual = page.uncommon()
+        if any(page.is_noncurrent):
+            unusual.update(compress(page.object_id, page.is_noncurrent))
         values = zip(page.object_id, page.state, page.size, page.version, page.landing_id, page.block_id, strict=True)
         for object_id, state, size, version, landing_id, block_id in values:
             if state is ObjectState.PACKED:

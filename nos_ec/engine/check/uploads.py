@@ -10,7 +10,6 @@ from nos_ec.core.parts import (
     Manifest,
     ManifestPart,
     UploadId,
-    composition_of,
     is_parts_bucket,
     part_number,
     parts_bucket,
@@ -34,14 +33,6 @@ def uploads_of(page: Sequence[ObjectRow], metadata: Metadata) -> dict[UploadId, 
     """Return the rows of the uploads that these objects are composed of or belong to. Runs at most one statement."""
     ids = [found for row in page if (found := _upload_of(row)) is not None]
     return metadata.uploads_by_id(ids) if ids else {}
-
-
-def may_be_composed(attributes: bytes | None) -> bool:
-    """Return whether an object with these attributes is composed of parts. Attributes that cannot be read count."""
-    try:
-        return attributes is not None and composition_of(attributes) is not None
-    except Corrupt:
-        return True
 
 
 def composition_wrong(

@@ -11,7 +11,7 @@ from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.formats.dump_format import DumpPage, decode_page
 from nos_ec.core.ids import ACCESS_BUCKET
 from nos_ec.engine.dump.rebuild_input import DumpSource, RebuildInput
-from nos_ec.engine.dump.rows import OBJECTS, objects_of, rows_page, word
+from nos_ec.engine.dump.rows import OBJECTS, objects_of, rows_page, selected, word
 from nos_ec.ports.metadata import (
     AccessKey,
     AccessKeys,
@@ -139,7 +139,8 @@ def records_since(stores: RebuildInput, source: DumpSource | None) -> Iterator[A
     read: dict[str, int] = {}
     for of_dump in () if source is None else source.pages():
         if of_dump.table == OBJECTS:
-            found = [one.row for one in objects_of(of_dump) if one.row.key.bucket == ACCESS_BUCKET]
+            records = (bucket == ACCESS_BUCKET for bucket in of_dump.columns.get("bucket", ()))
+            found = [one.row for one in objects_of(selected(of_dump, records))]
             read |= {row.key.name: row.version for row in found}
         elif of_dump.table in (BUCKETS, ACCESS_KEYS):
             dumped = read

@@ -12,7 +12,7 @@ from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockEvent, BlockKind, BlockState, advance_block
 from nos_ec.engine.dump.rebuild_input import PAGE_ROWS
-from nos_ec.ports.metadata import BlockRow, Metadata, Placed
+from nos_ec.ports.metadata import BlockRow, Metadata
 
 UNREAD_MS = 30 * 86_400_000
 """How long a block that cannot be read completely stays in quarantine, in milliseconds."""
@@ -40,12 +40,12 @@ def count_blocks(
 
 
 def _count_block(metadata: Metadata, row: BlockRow) -> None:
-    placed = metadata.placed_in(row.block_id)
-    if not placed:
+    entries = metadata.live_in(row.block_id)
+    if not entries:
         return
-    live, dead = _live_and_dead(row, placed)
+    live, dead = _live_and_dead(row, [entry.length for entry in entries])
     overhead = row.size_bytes - live - dead
-    metadata.recount_block(row, BlockAccount(live, dead, overhead, len(placed), ()))
+    metadata.recount_block(row, BlockAccount(live, dead, overhead, len(entries), ()))
 
 
 def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: int) -> None:
@@ -56,7 +56,7 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
     if not placed:
         metadata.enter_blocks([replace(row, state=_CONDEMNED, delete_after_ms=until_ms)])
         return
-    live, dead = _live_and_dead(row, placed)
+    live, dead = _live_and_dead(row, [one.extent.length for one in placed])
     end = max(one.extent.offset + one.extent.length for one in placed)
     stripes = max(row.stripes, -(-(max(end, live + dead)) // stripe_size))
     kept = replace(
@@ -71,7 +71,8 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
     metadata.enter_blocks([kept])
 
 
-def _live_and_dead(row: BlockRow, placed: Sequence[Placed]) -> tuple[int, int]:
-    """Return the bytes of the objects in the block, and the other object bytes that were written to it."""
-    live = sum(one.extent.length for one in placed)
+def _live_and_dead(row: BlockRow, lengths: Sequence[int]) -> tuple[int, int]:
+    """Return the bytes of the objects in the block, given their lengths, and the other object bytes that were written
+    to it."""
+    live = sum(lengths)
     return live, max(0, row.live_bytes + row.dead_bytes - live)

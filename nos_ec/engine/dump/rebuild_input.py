@@ -18,7 +18,7 @@ from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import Metadata, ObjectRow
+from nos_ec.ports.metadata import Metadata, ObjectColumns, ObjectRow
 from nos_ec.ports.segment_medium import SegmentMedium
 
 PAGE_ROWS = 1000
@@ -62,12 +62,19 @@ class RebuildInput:
     medium: SegmentMedium | None
     clock: Clock
 
-    def all_objects(self) -> Iterator[Sequence[ObjectRow]]:
-        """Yield the existing rows of objects, in pages. Raises Transient."""
+    def all_columns(self) -> Iterator[ObjectColumns]:
+        """Yield the existing rows of objects, in pages of columns. Raises Transient."""
         after = 0
-        while page := self.metadata.objects_after(after, PAGE_ROWS):
-            after = page[-1].object_id
+        while (page := self.metadata.columns_after(after, PAGE_ROWS)).object_id:
+            after = page.object_id[-1]
             yield page
+
+    def uncommon_objects(self) -> Iterator[Sequence[ObjectRow]]:
+        """Yield the existing rows of large and composed objects and of those in hidden buckets, such as parts and
+        tails, in pages. Raises Transient."""
+        for page in self.all_columns():
+            if found := self.metadata.objects_with(page.uncommon()):
+                yield [found[object_id] for object_id in sorted(found)]
 
     def read_copy(self, copy: LandingId) -> bytes:
         """Read a landing copy from the landing store or the landing log. Raises NotFound, also if its landing segment

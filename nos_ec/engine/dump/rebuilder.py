@@ -498,13 +498,15 @@ class Rebuilder:
     def _remove_gone(self) -> None:
         """Remove the rows of the dump whose bytes do not exist: the objects were deleted or overwritten since, or are
         lost."""
-        after = 0
         landed = 0
-        while page := self._metadata.objects_after(after, PAGE_ROWS):
-            after = page[-1].object_id
-            landed += sum(row.landing_id is not None for row in page)
-            self._remove([row for row in page if row.extent and row.extent.block_id not in self._there])
-            self._remove(tail_rows.without_parts(page, self._metadata, self._there))
+        for page in self._stores.all_columns():
+            landed += sum(copy is not None for copy in page.landing_id)
+            if lost := set(page.block_id).difference(self._there, (None,)):
+                gone = [one for one, block_id in zip(page.object_id, page.block_id, strict=True) if block_id in lost]
+                self._remove(list(self._metadata.objects_with(gone).values()))
+            if large := page.of_state(ObjectState.LARGE):
+                rows_of_large = list(self._metadata.objects_with(large).values())
+                self._remove(tail_rows.without_parts(rows_of_large, self._metadata, self._there))
         parts = 1 + landed // IDS_MAX
         for part in range(parts):
             self._remove_landed(part, parts)
@@ -588,7 +590,7 @@ class Rebuilder:
         """Remove the tails whose block does not exist: the large object was deleted and collected. Remove large objects
         whose tail does not exist, unless some data could not be read: it may hold the tail, and `check` reports these
         objects."""
-        for page in self._stores.all_objects():
+        for page in self._stores.uncommon_objects():
             self._metadata.remove(tail_rows.stray_tails(page, self._there), self._now_ms)
             if not self._is_any_unread():
                 self._remove(tail_rows.without_tail(page, self._metadata))
@@ -598,13 +600,13 @@ class Rebuilder:
         """Restore the states of uploads, when all objects are known: first of uploads with a composed object, then of
         uploads and parts without one. If some data could not be read, it may hold their composed objects, so they
         stay, and `check` reports them."""
-        for page in self._stores.all_objects():
+        for page in self._stores.uncommon_objects():
             upload_rows.complete_uploads_of(page, self._metadata, self._now_ms)
             row_rebuilder.place_empty(upload_rows.missing_empty_parts(page, self._metadata, self._stores.bytes_of))
         if self._is_any_unread():
             return
         upload_rows.doom_uploads_without_object(self._metadata, self._now_ms)
-        for page in self._stores.all_objects():
+        for page in self._stores.uncommon_objects():
             upload_rows.doom_parts_without_upload(page, self._metadata, self._now_ms)
 
     def _is_any_unread(self) -> bool:

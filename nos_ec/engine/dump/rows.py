@@ -5,9 +5,10 @@ A page names all its columns. For a column that older dumps lack, `tuples` gets 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
+from itertools import compress
 from operator import attrgetter
 from typing import TypeVar
 
@@ -152,14 +153,21 @@ def objects_of(page: DumpPage) -> Iterator[Rebuilt]:
 def trashed_of(page: DumpPage, least_ms: int) -> Iterator[ObjectRow]:
     """Yield the rows of a page that are in the trash, each kept there at least until `least_ms` (Unix milliseconds).
     Raises Corrupt."""
-    for one in objects_of(page):
+    trashed = (until_ms is not None for until_ms in page.columns.get("trash_until_ms", ()))
+    for one in objects_of(selected(page, trashed)):
         if one.row.trash_until_ms is not None and not one.row.is_noncurrent:
             yield replace(one.row, trash_until_ms=max(one.row.trash_until_ms, least_ms))
 
 
 def noncurrent_of(page: DumpPage) -> Iterator[ObjectRow]:
     """Yield the noncurrent versions of a page. Raises Corrupt."""
-    return (one.row for one in objects_of(page) if one.row.is_noncurrent)
+    return (one.row for one in objects_of(selected(page, page.columns.get("is_noncurrent", ()))))
+
+
+def selected(page: DumpPage, selectors: Iterable[object]) -> DumpPage:
+    """Return the rows of a page for which the selectors are true; none without selectors."""
+    chosen = list(selectors)
+    return DumpPage(page.table, {name: list(compress(values, chosen)) for name, values in page.columns.items()})
 
 
 def deletions_page(rows: Sequence[QueueEntry]) -> DumpPage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
 from nos_ec.core.parts import upload_of_part
 from nos_ec.core.tails import is_tail
@@ -19,7 +20,7 @@ from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.dump.row_rebuilder import is_in_doubt
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.landing.unreadable_slots import unreadable_slots
-from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow, Rebuilt
+from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow
 
 KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "access")
 
@@ -54,7 +55,11 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
     metadata, now_ms = stores.metadata, stores.clock.now_ms()
     # 1. Compare the objects of the dump with the rows: those that were in the trash first, then the others.
     after = 0
-    for page_of_dump in _objects(source):
+    for page in _pages(source):
+        after = max(page.columns["object_id"]) // NEW_IDS * NEW_IDS + NEW_IDS - 1
+        unchanged = _unchanged(page, metadata)
+        changed = (object_id not in unchanged for object_id in page.columns["object_id"])
+        page_of_dump = list(rows.objects_of(rows.selected(page, changed)))
         dumped = [one for one in page_of_dump if one.row.trash_until_ms is None]
         kept = [one.row for one in page_of_dump if (one.row.trash_until_ms or 0) > now_ms]
         there = metadata.objects_with([row.object_id for row in kept])
@@ -77,15 +82,14 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
                 yield Uncertain("gone", str(one.row.key), one.row.version, one.row.size)
             elif row.version != one.row.version:
                 yield Uncertain("since", str(row.key), row.version, row.size)
-        after = max(one.row.object_id for one in page_of_dump) // NEW_IDS * NEW_IDS + NEW_IDS - 1
     # 2. All rows with greater ids are newer than the dump (`rebuilder.NEW_IDS`).
-    while page := metadata.objects_after(after, PAGE_ROWS):
-        yield from _in_doubt(page, metadata)
-        for row in page:
+    while newer := metadata.objects_after(after, PAGE_ROWS):
+        yield from _in_doubt(newer, metadata)
+        for row in newer:
             if _is_of_users(row.key):
                 what = "since" if row.trash_until_ms is None else "replaced"
                 yield Uncertain(what, str(row.key), row.version, row.size)
-        after = page[-1].object_id
+        after = newer[-1].object_id
     # 3. Landing copies without a row, blocks and copies in quarantine, landing segments, access.
     for copies in batches(stores.landing.list_ids(), PAGE_ROWS):
         known = metadata.landing_known([copy for copy in copies if not in_log(copy)])
@@ -113,11 +117,26 @@ def _is_of_users(key: ObjectKey) -> bool:
     return not is_record and not is_tail(key)
 
 
-def _objects(source: DumpSource | None) -> Iterator[list[Rebuilt]]:
+def _pages(source: DumpSource | None) -> Iterator[DumpPage]:
+    """Yield the pages of objects of the dump."""
     if source is not None:
-        for page in source.pages():
-            if page.table == rows.OBJECTS and page.rows:
-                yield list(rows.objects_of(page))
+        yield from (page for page in source.pages() if page.table == rows.OBJECTS and page.rows)
+
+
+def _unchanged(page: DumpPage, metadata: Metadata) -> set[int]:
+    """Return the ids of the objects of a page that were current versions and still are: nothing about them is
+    uncertain. Reads the rows between its least and its greatest id."""
+    columns = page.tuples(object_id=..., bucket=..., name=..., version=..., trash_until_ms=None, is_noncurrent=0)
+    dumped = set(columns)
+    ids = page.columns["object_id"]
+    after, last = min(ids) - 1, max(ids)
+    unchanged: set[int] = set()
+    while after < last and (now := metadata.columns_after(after, PAGE_ROWS)).object_id:
+        after = now.object_id[-1]
+        keys = (now.object_id, now.bucket, now.name, now.version)
+        rows_now = zip(*keys, now.trash_until_ms, now.is_noncurrent, strict=True)
+        unchanged.update(one[0] for one in rows_now if one in dumped and one[4:] == (None, False))
+    return unchanged
 
 
 def _access(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
@@ -127,7 +146,7 @@ def _access(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncerta
             yield Uncertain("access", f"{record}: it was changed since the dump, and its record cannot be read")
         elif record.of is AccessOf.BUCKET and not record.page.rows and stores.metadata.bucket(record.name) is not None:
             yield Uncertain("access", f"{record}: it was deleted since the dump, and holds objects again")
-    known = {one.row.key.bucket for page in _objects(source) for one in page} | {RESERVED_BUCKET}
+    known = set().union(*(page.columns["bucket"] for page in _pages(source)), {RESERVED_BUCKET})
     after = ""
     while records := stores.metadata.bucket_records(after, PAGE_ROWS):
         after = records[-1].row.name

@@ -87,7 +87,7 @@ def choose_parts(stores: RebuildInput, exchange: Callable[[ObjectRow | None, Obj
 
     `exchange` takes the current version of a part and the version to replace it with, and returns the row that the
     former gets in the trash. Raises Transient."""
-    rows = chain.from_iterable(stores.all_objects())
+    rows = chain.from_iterable(stores.uncommon_objects())
     replaced = (row for row in rows if row.trash_until_ms is not None and upload_of_part(row.key) is not None)
     for some in batches(replaced, REPLACED_AT_A_TIME):
         others: dict[ObjectKey, list[ObjectRow]] = {}
@@ -95,7 +95,7 @@ def choose_parts(stores: RebuildInput, exchange: Callable[[ObjectRow | None, Obj
             others.setdefault(row.key, []).append(row)
         uploads = {upload_of_part(key) for key in others}
         for in_trash in (True, False):
-            for row in chain.from_iterable(stores.all_objects()):
+            for row in chain.from_iterable(stores.uncommon_objects()):
                 if (row.trash_until_ms is not None) is not in_trash:
                     continue
                 with suppress(Corrupt, NotFound):

@@ -12,7 +12,8 @@ from itertools import compress
 from typing import Protocol
 
 from nos_ec.core.gc.reclaim import LiveEntry
-from nos_ec.core.ids import BlockId, LandingId
+from nos_ec.core.ids import RESERVED_BUCKET, BlockId, LandingId
+from nos_ec.core.parts import may_be_composed
 from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata.objects import ObjectRow, Segment
 
@@ -88,6 +89,24 @@ class ObjectColumns:
             trashed_ms=[row.trashed_ms for row in rows],
             is_noncurrent=[row.is_noncurrent for row in rows],
         )
+
+    def uncommon(self) -> set[int]:
+        """Return the ids of the large objects, of the composed ones, also if the attributes that would show it are
+        damaged, and of those in hidden buckets."""
+        hidden = {bucket for bucket in set(self.bucket) if bucket.startswith(RESERVED_BUCKET)}
+        composed = {attributes for attributes in set(self.attributes) if may_be_composed(attributes)}
+        if not hidden and not composed and ObjectState.LARGE not in self.state:
+            return set()
+        kinds = zip(self.object_id, self.bucket, self.attributes, self.state, strict=True)
+        return {
+            object_id
+            for object_id, bucket, attributes, state in kinds
+            if state is ObjectState.LARGE or bucket in hidden or attributes in composed
+        }
+
+    def of_state(self, state: ObjectState) -> list[int]:
+        """Return the ids of the objects in this state."""
+        return [one for one, other in zip(self.object_id, self.state, strict=True) if other is state]
 
     def without(self, state: ObjectState) -> ObjectColumns:
         """Return the rows that are not in this state."""

@@ -36,6 +36,7 @@ from nos_ec.adapters.sql.tables.schema import (
     BLOCKS,
     BUCKETS,
     COUNTERS,
+    ID_BYTES,
     LANDING_DELETIONS,
     LANDING_SEGMENTS,
     OBJECTS,
@@ -301,28 +302,7 @@ def _finish_rebuild(connection: Connection, geometry: Geometry, epoch_min: int) 
 def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> None:
     if not rebuilt:
         return
-    connection.execute(
-        insert(OBJECTS),
-        [
-            {
-                "object_id": one.row.object_id,
-                "bucket": one.row.key.bucket,
-                "name": one.row.key.name,
-                "version": one.row.version,
-                "size": one.row.size,
-                "crc32c": one.row.crc32c,
-                "md5": one.row.md5,
-                "state": one.row.state,
-                "landing_id": one.row.landing_id,
-                "block_id": None if one.row.extent is None else one.row.extent.block_id,
-                "block_offset": None if one.row.extent is None else one.row.extent.offset,
-                "created_ms": one.row.created_ms,
-                "attributes": one.row.attributes,
-                "trashed": LIVE if one.row.trash_until_ms is None else _unsettled(one.row.version),
-            }
-            for one in rebuilt
-        ],
-    )
+    _insert_raw(connection, OBJECTS, _INSERTED, map(_values, rebuilt))
     waiting.enter(connection, ((one.row, due_ms) for one in rebuilt))
     parts = [
         {
@@ -339,6 +319,34 @@ def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> 
     ]
     if parts:
         connection.execute(insert(SEGMENTS), parts)
+
+
+_INSERTED = (
+    *("object_id", "bucket", "name", "version", "size", "crc32c", "md5", "state", "landing_id", "block_id"),
+    *("block_offset", "created_ms", "attributes", "trashed"),
+)
+
+
+def _values(rebuilt: Rebuilt) -> tuple[Any, ...]:
+    """Return the values of the columns in `_INSERTED`, as drivers take them. Raises ValueError for an id of another
+    length, which MySQL would pad."""
+    row = rebuilt.row
+    block_id, offset = (None, None) if row.extent is None else (row.extent.block_id, row.extent.offset)
+    for one in (row.md5, row.landing_id, block_id):
+        if one is not None and len(one) != ID_BYTES:
+            raise ValueError(f"an id of {len(one)} bytes; it must have {ID_BYTES}")
+    bucket, name, state = row.key.bucket.encode(), row.key.name.encode(), row.state.value
+    trashed = LIVE if row.trash_until_ms is None else _unsettled(row.version)
+    identity = (row.object_id, bucket, name, row.version, row.size, row.crc32c, row.md5, state, row.landing_id)
+    return (*identity, block_id, offset, row.created_ms, row.attributes or None, trashed)
+
+
+def _insert_raw(connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Insert rows whose values the driver takes as they are. SQLAlchemy would convert each value by itself, which takes
+    as long as all the rest of a small row."""
+    statement = insert(table).compile(dialect=connection.dialect, column_keys=columns)
+    assert statement.positiontup == list(columns), "the order of the values is that of the columns of the table"
+    connection.exec_driver_sql(statement.string, list(rows))
 
 
 def _delete(connection: Connection, rows: Sequence[ObjectRow]) -> None:
