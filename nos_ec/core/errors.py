@@ -75,6 +75,10 @@ class InvalidInput(NosError):
     """The caller's input is refused before anything is done; the message explains what to do."""
 
 
+class Encrypted(InvalidInput):
+    """The object is encrypted, and was asked for by a way that has no keys."""
+
+
 class ConfigError(NosError):
     """The configuration is wrong or does not match the existing store."""
 

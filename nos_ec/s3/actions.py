@@ -57,7 +57,7 @@ BUCKET_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "s3:PutBucketRequestPayment": "PutBucketRequestPayment",
             "s3:PutBucketTagging": "PutBucketTagging DeleteBucketTagging",
             "s3:PutBucketVersioning": "PutBucketVersioning",
-            "s3:PutEncryptionConfiguration": "DeleteBucketEncryption",
+            "s3:PutEncryptionConfiguration": "PutBucketEncryption DeleteBucketEncryption",
             "s3:PutLifecycleConfiguration": "PutBucketLifecycleConfiguration DeleteBucketLifecycle",
             "s3:PutReplicationConfiguration": "DeleteBucketReplication",
         }

@@ -457,6 +457,13 @@ def object_lock_configuration(default: tuple[str, str, str] | None) -> bytes:
     return _answer("ObjectLockConfiguration", enabled, rule)
 
 
+def encryption(algorithm: str) -> bytes:
+    """Answer GetBucketEncryption."""
+    default = "ApplyServerSideEncryptionByDefault"
+    rule = f"<{default}>{_element('SSEAlgorithm', algorithm)}</{default}>{_element('BucketKeyEnabled', 'false')}"
+    return _answer("ServerSideEncryptionConfiguration", f"<Rule>{rule}</Rule>")
+
+
 def _answer(root: str, *inside: str) -> bytes:
     text = f'{DECLARATION}<{root} xmlns="{NAMESPACE}">{"".join(inside)}</{root}>'
     try:

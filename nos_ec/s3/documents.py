@@ -29,6 +29,8 @@ ELEMENTS_MAX = 100_000
 """10,000 parts with number, ETag and checksum have 40,001 elements."""
 DELETED_KEYS_MAX = 1000
 PARTS_MAX = 10_000
+AES256 = "AES256"
+"""The name of encryption with keys of the store."""
 OBJECT_TAGS_MAX = 10
 TAG_KEY_LENGTH_MAX = 128
 TAG_VALUE_LENGTH_MAX = 256
@@ -287,6 +289,31 @@ def versioning(body: bytes) -> str:
     if status.strip() not in ("Enabled", "Suspended"):
         raise malformed("Status is Enabled or Suspended.")
     return status.strip()
+
+
+def encryption(body: bytes) -> str:
+    """Parse the body of PutBucketEncryption. Returns the algorithm, which is AES256. Raises MalformedXML, or
+    NotImplemented for a key service. Bucket keys only matter with one."""
+    document = parse(body, "ServerSideEncryptionConfiguration")
+    if len(document.children) != 1 or document.children[0].name != "Rule":
+        raise malformed("The configuration has exactly one Rule.")
+    found: list[Element] = []
+    for child in document.children[0].children:
+        if child.name == "ApplyServerSideEncryptionByDefault":
+            found.append(child)
+        elif child.name != "BucketKeyEnabled" or child.text.strip() not in ("true", "false"):
+            raise S3Error("NotImplemented", f"{child.name!r} with this value is not supported in a Rule.")
+    if len(found) != 1:
+        raise malformed("A Rule has exactly one ApplyServerSideEncryptionByDefault.")
+    fields = _fields(found[0], "SSEAlgorithm", "KMSMasterKeyID")
+    algorithm = fields.get("SSEAlgorithm", "").strip()
+    if algorithm.startswith("aws:kms"):
+        raise S3Error("NotImplemented", f"The algorithm {algorithm} is not supported; use {AES256}.")
+    if algorithm != AES256:
+        raise malformed(f"SSEAlgorithm must be {AES256}.")
+    if "KMSMasterKeyID" in fields:
+        raise invalid_argument(f"A KMSMasterKeyID is not applicable to {AES256}.", "KMSMasterKeyID")
+    return algorithm
 
 
 def create_bucket(body: bytes, tags_max: int) -> tuple[str | None, dict[str, str]]:

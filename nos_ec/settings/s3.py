@@ -115,6 +115,13 @@ class S3Settings(Section):
         " folder.",
     )
 
+    encrypt: Flag = Field(
+        default=False,
+        description="Encrypt all new objects that arrive over S3, as if each bucket had the default encryption AES256."
+        " Needs a key: nos-ec s3 encryption-key add. Uploads in parts are then refused, because they cannot be"
+        " encrypted (S3.md).",
+    )
+
     @property
     def abort_uploads_ms(self) -> int:
         """abort_uploads_days in milliseconds."""

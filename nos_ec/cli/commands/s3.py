@@ -1,4 +1,5 @@
-"""The commands s3 key, s3 bucket and s3 grant. The other commands of s3 are in s3_serve.py and s3_lifecycle.py."""
+"""The commands s3 key, s3 encryption-key, s3 bucket and s3 grant. The others of s3 are in s3_serve.py and
+s3_lifecycle.py."""
 
 from __future__ import annotations
 
@@ -18,16 +19,19 @@ from nos_ec.cli.terminal.output import emit, out
 from nos_ec.core.errors import InvalidInput
 from nos_ec.engine.texts import when
 from nos_ec.gateway.auth.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
+from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.master_keys import find_master_keys
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, BucketRow, KeyState, Rights
 
 s3_app = typer.Typer(
-    help="Accounts of the S3 gateway: access keys, buckets, grants.", no_args_is_help=True, rich_markup_mode=None
+    help="The S3 gateway: access keys, buckets, grants, encryption.", no_args_is_help=True, rich_markup_mode=None
 )
 key_app = typer.Typer(help="Access keys.", no_args_is_help=True, rich_markup_mode=None)
+encryption_key_app = typer.Typer(help="Keys that encrypt objects.", no_args_is_help=True, rich_markup_mode=None)
 bucket_app = typer.Typer(help="Buckets and who may use them.", no_args_is_help=True, rich_markup_mode=None)
 s3_app.add_typer(key_app, name="key")
+s3_app.add_typer(encryption_key_app, name="encryption-key")
 s3_app.add_typer(bucket_app, name="bucket")
 s3_app.add_typer(lifecycle_app, name="lifecycle")
 s3_app.command("serve")(serve)
@@ -123,6 +127,18 @@ def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
     with _accounts(ctx) as accounts:
         changed = accounts.encrypt_again(_masters(ctx))
     emit({"encrypted": changed}, as_json, lambda: out.print(f"{changed} secrets were encrypted again"))
+
+
+@encryption_key_app.command("add")
+def encryption_key_add(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Add a key of the store, which encrypts new objects from now on.
+
+    The key is stored encrypted with the master key. Gateways use it after at most 10 seconds. Older keys are kept,
+    because the objects that they encrypted need them.
+    """
+    with context(ctx).system() as system:
+        number = KeyRing(system.metadata, _masters(ctx), system.clock).add(os.urandom)
+    emit({"number": number}, as_json, lambda: out.print(f"key {number} encrypts new objects"))
 
 
 @bucket_app.command("create")

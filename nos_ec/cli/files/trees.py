@@ -18,7 +18,7 @@ from nos_ec.cli.terminal.context import context
 from nos_ec.cli.terminal.item_counter import ItemCounter, counting
 from nos_ec.cli.terminal.output import count_text, err, progress
 from nos_ec.cli.terminal.streams import is_folder
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, Locked, NotFound
+from nos_ec.core.errors import Conflict, Corrupt, Encrypted, InvalidInput, Locked, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
@@ -76,7 +76,7 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
                         counter.more["unchanged"] += 1
                         continue
                     count(_write(store, row.key, target, name))
-                except (CannotBeFile, NotFound, Conflict) as error:
+                except (CannotBeFile, NotFound, Conflict, Encrypted) as error:
                     counter.problem(str(row.key), str(error))
                 except Corrupt as error:
                     counter.damaged(str(row.key), error)

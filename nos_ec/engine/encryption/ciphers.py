@@ -41,7 +41,7 @@ from nos_ec.engine.objects.streams import ByteStream, read_up_to
 
 KEY_BYTES = 32
 """Bytes of a key of the store."""
-MASK_BYTES_MAX = 32
+MASK_BYTES_MAX = 64
 _BATCH = 64
 """Segments that are encrypted or decrypted together: fewer calls, and no more than a MiB in memory."""
 _NONCE = struct.Struct(">3xQ?")
@@ -79,17 +79,17 @@ class ObjectCipher:
         """Encrypt or decrypt a short value about the object, such as a checksum of its plain bytes, which would confirm
         guesses of its content. At most one value with a label may be masked for an object, and `value` has at most
         MASK_BYTES_MAX bytes."""
-        mask = hmac.digest(self._mac_key, b"mask " + label.encode(), "sha256")
+        mask = hmac.digest(self._mac_key, b"mask " + label.encode(), "sha512")
         return bytes(one ^ other for one, other in zip(value, mask[: len(value)], strict=True))
 
     def md5(self, envelope: Envelope) -> bytes:
         """Return the MD5 of the plain bytes."""
-        return self.masked("MD5", envelope.md5)
+        return self.masked("ETag", envelope.md5)
 
     # --- encrypting -------------------------------------------------------------------------------
     def encrypt_whole(self, plain: bytes, md5: bytes) -> tuple[bytes, Envelope]:
         """Return the ciphertext of all bytes of an object in one segment, and its envelope."""
-        masked = self.masked("MD5", md5)
+        masked = self.masked("ETag", md5)
         sealed = self._gcm.encrypt(_WHOLE_NONCE, plain, masked)
         return sealed[:-TAG_BYTES], Envelope(ONE_SEGMENT, self._number, self._salt, sealed[-TAG_BYTES:], masked)
 
@@ -105,7 +105,7 @@ class ObjectCipher:
 
     def envelope_of_segments(self, md5: bytes) -> Envelope:
         """Return the envelope of an object in segments."""
-        masked = self.masked("MD5", md5)
+        masked = self.masked("ETag", md5)
         return Envelope(SEGMENTS, self._number, self._salt, self._mac(masked), masked)
 
     # --- decrypting -------------------------------------------------------------------------------

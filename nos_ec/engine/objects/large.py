@@ -237,6 +237,7 @@ class LargeObjects:
             last = stream.at_end()
             if last:
                 tail = block.cut_tail(tail_max)
+                request = request.with_envelope()  # of the same length, so `front` is still right
             if not segments:
                 version = self._next_version(request)
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.

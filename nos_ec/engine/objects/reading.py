@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, NotFound, Transient
+from nos_ec.core.errors import Conflict, Corrupt, Encrypted, InvalidInput, NotFound, Transient
 from nos_ec.core.ids import ObjectKey, in_log
 from nos_ec.core.parts import Composition, Manifest
 from nos_ec.core.states import ObjectState
@@ -102,8 +102,19 @@ class ObjectReads:
         """
         _require_range(row, offset, length)
         reach = _TO_THE_END if length is None else length
+        return self._read_version(row, offset, reach if offset or reach < row.users_size else None)
+
+    def open_ciphertext(self, row: ObjectRow, offset: int, length: int) -> Iterator[bytes]:
+        """Like `open_version`, for the stored bytes of an encrypted version, by offsets in these. The range must lie in
+        the object."""
+        whole = offset == 0 and length == row.size
+        return self._read_version(row, offset, None if whole else length, as_stored=True)
+
+    def _read_version(
+        self, row: ObjectRow, offset: int, length: int | None, *, as_stored: bool = False
+    ) -> Iterator[bytes]:
         try:
-            opened = self.read(row, offset, reach if offset or reach < row.users_size else None)
+            opened = self.read(row, offset, length, as_stored=as_stored)
         except NotFound:
             raise _gone(row) from None
         if not _is_same(opened.row, row):
@@ -158,9 +169,10 @@ class ObjectReads:
         return current if _is_same(current, row) else self._metadata.same_version(row) or current
 
     # --- step 2: its bytes ----------------------------------------------------------------------------
-    def read(self, row: ObjectRow, offset: int = 0, length: int | None = None) -> Opened:
+    def read(self, row: ObjectRow, offset: int = 0, length: int | None = None, *, as_stored: bool = False) -> Opened:
         """Read `length` bytes from `offset` of the version of `row`, or of the current version if that one is gone.
-        length: None for the whole object, which is then checked against its CRC32C.
+        length: None for the whole object, which is then checked against its CRC32C. as_stored: the caller decrypts the
+        bytes of an encrypted object; without it, such an object is refused with Encrypted.
 
         Small objects, and the first window of large ones, have been read when this returns. Further windows are read on
         demand, which raises Conflict if the version was deleted or overwritten in the meantime and its blocks are gone.
@@ -169,8 +181,12 @@ class ObjectReads:
         for _ in range(READ_TRIES):
             composition = row.composition
             if composition is None:
+                if not as_stored:
+                    _refuse_encrypted(row)
                 opened = self._read_own(row, offset, length)
                 if opened.row.composition is None:
+                    if not as_stored:
+                        _refuse_encrypted(opened.row)
                     return opened
                 row = opened.row  # it was overwritten meanwhile by a composed object
                 continue
@@ -304,6 +320,11 @@ def _gone(row: ObjectRow) -> Conflict:
     return Conflict(
         f"{row.key} v{row.version}: deleted or overwritten while it was being read; read it again", key=row.key
     )
+
+
+def _refuse_encrypted(row: ObjectRow) -> None:
+    if row.envelope is not None:
+        raise Encrypted(f"{row.key} is encrypted; read it over S3, with a gateway that has the master key", key=row.key)
 
 
 def _changed_too_often(key: ObjectKey) -> Transient:

@@ -123,8 +123,10 @@ class Store(ObjectReads):
             request = replace(request, attributes=with_id(request.attributes))
         if request.lock is not None:
             request = replace(request, attributes=with_lock(request.attributes, request.lock))
-        small_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if request.attributes else 0)
+        has_attributes = request.attributes or request.envelope is not None
+        small_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if has_attributes else 0)
         head = read_up_to(stream, small_max + 1)
+        request = request.with_envelope()
         return self._put_small(request, head) if len(head) <= small_max else self._put_large(request, head, stream)
 
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:

@@ -49,6 +49,7 @@ _OF_ACCESS = (
     DocumentKind.PUBLIC_ACCESS,
     DocumentKind.OWNERSHIP,
     DocumentKind.OBJECT_LOCK,
+    DocumentKind.ENCRYPTION,
 )
 """The documents from which a BucketAccess is made."""
 
@@ -76,7 +77,8 @@ def account_of(sender: Sender | None) -> str | None:
 class BucketAccess:
     """A bucket and the rights of accounts in it. `acl` is in the stored form of auth/acls.py. operations/policies.py
     evaluates `policy`. `versioning` is None if the bucket never had versions. `ownership` is None if the bucket has no
-    ownership controls, and `lock` if it has no object lock."""
+    ownership controls, and `lock` if it has no object lock. `encryption` is its encryption configuration as it is
+    stored, None without one."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
@@ -86,6 +88,7 @@ class BucketAccess:
     public_access: PublicAccessBlock = BLOCK_NOTHING
     ownership: Ownership | None = None
     lock: LockConfiguration | None = None
+    encryption: bytes | None = None
 
     @property
     def has_acls(self) -> bool:
@@ -244,6 +247,7 @@ class Access:
             _public_access_of(name, found.get(DocumentKind.PUBLIC_ACCESS)),
             _ownership_of(name, found.get(DocumentKind.OWNERSHIP)),
             _lock_of(name, found.get(DocumentKind.OBJECT_LOCK)),
+            found.get(DocumentKind.ENCRYPTION),
         )
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
+from nos_ec.gateway.auth.key_ring import is_of_ring
 from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import AccessKey, AccessKeys, BucketRow, Buckets, CannedAcl, KeyState, Rights
@@ -77,6 +78,7 @@ class Accounts:
     def rotate_key(self, masters: MasterKeys, access_key: str) -> NewKey:
         """Give an access key a new secret, make it active, and end its sessions. Gateways accept the old secret and the
         sessions until their cache expires. Raises NotFound, Transient."""
+        _refuse_ring(access_key)
         key, plain = self.key(access_key), self._new_secret()
         sealed = self._sealed(masters, access_key, plain)
         changed = self._metadata.change_access_key(access_key, KeyState.ACTIVE, sealed, ends_sessions=True)
@@ -84,10 +86,11 @@ class Accounts:
         return NewKey(replace(key, secret=sealed, state=KeyState.ACTIVE), plain)
 
     def encrypt_again(self, masters: MasterKeys) -> int:
-        """Encrypt all secrets with the current master key, so that older master keys can be removed. Returns how many
-        secrets were changed. May be repeated after any error. Raises ConfigError, Corrupt, Transient."""
+        """Encrypt all secrets, and the keys that encrypt objects, with the current master key, so that older master
+        keys can be removed. Returns how many were changed. May be repeated after any error. Raises ConfigError,
+        Corrupt, Transient."""
         changed = 0
-        for key in self.keys():
+        for key in self._records():
             if not masters.is_present(key.secret):
                 sealed = self._sealed(masters, key.access_key, masters.open(key.access_key, key.secret))
                 changed += self._metadata.change_access_key(key.access_key, None, sealed, instead_of=key.secret)
@@ -119,10 +122,12 @@ class Accounts:
 
     def set_key_state(self, access_key: str, state: KeyState) -> None:
         """Change the state of an access key. Raises NotFound, Transient."""
+        _refuse_ring(access_key)
         self._require_key(access_key, self._metadata.change_access_key(access_key, state))
 
     def remove_key(self, access_key: str) -> None:
         """Remove an access key. Raises NotFound, Transient."""
+        _refuse_ring(access_key)
         self._require_key(access_key, self._metadata.remove_access_key(access_key))
 
     def key(self, access_key: str) -> AccessKey:
@@ -134,6 +139,10 @@ class Accounts:
 
     def keys(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
         """Yield all access keys in order of name, reading pages of this size. Raises Transient."""
+        return (key for key in self._records(page_keys) if not is_of_ring(key.access_key))
+
+    def _records(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
+        """Yield all access keys and the keys that encrypt objects."""
         after = ""
         while page := self._metadata.access_keys(after, page_keys):
             yield from page
@@ -240,6 +249,12 @@ def _checked(secret: str) -> str:
     if not SECRET_CHARS_MIN <= len(secret) <= SECRET_CHARS_MAX or not secret.isascii() or not secret.isprintable():
         raise InvalidInput(f"a secret must have {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable ASCII characters")
     return secret
+
+
+def _refuse_ring(access_key: str) -> None:
+    """Raise NotFound for a key that encrypts objects, which is not an access key."""
+    if is_of_ring(access_key):
+        raise _no_key(access_key)
 
 
 def _no_key(access_key: str) -> NotFound:

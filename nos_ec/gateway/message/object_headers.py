@@ -37,11 +37,11 @@ _ENCODED = Charset("utf-8")
 """S3 returns metadata that is not ASCII as encoded words of RFC 2047, and some clients can only read ASCII in headers.
 Source: "Working with object metadata" of the S3 user guide."""
 _ENCODED.header_encoding = BASE64
-_UNSUPPORTED = re.compile(r"x-amz-(server-side-encryption|website-redirect-location)")
+_UNSUPPORTED = re.compile(r"x-amz-((copy-source-)?server-side-encryption-|website-redirect-location)")
 
 
 def refuse_unsupported(request: Request) -> None:
-    """Raise NotImplemented if a header asks for a feature that the store lacks, such as encryption."""
+    """Raise NotImplemented if a header asks for a feature that the store lacks, such as customers' keys."""
     for raw in request.header_values:
         name = raw.decode("latin-1")
         if _UNSUPPORTED.match(name):
@@ -155,10 +155,12 @@ def parsed_date(text: str | None) -> int | None:
         return None
 
 
-def headers_of(row: ObjectRow, attributes: Mapping[str, str], *, with_checksum: bool) -> dict[str, str]:
-    """Return the headers of an object in the answer to a GET or HEAD."""
+def headers_of(
+    row: ObjectRow, attributes: Mapping[str, str], shown_etag: str, *, with_checksum: bool
+) -> dict[str, str]:
+    """Return the headers of an object in the answer to a GET or HEAD. `shown_etag` has no quotes."""
     found = {
-        "etag": f'"{etag_of(row)}"',
+        "etag": f'"{shown_etag}"',
         "last-modified": http_date(row.created_ms),
         "accept-ranges": "bytes",
         "content-type": attributes.get("content-type", DEFAULT_TYPE),

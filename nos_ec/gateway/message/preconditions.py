@@ -12,8 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from nos_ec.core.conditions import ABSENT, PRESENT, Condition
-from nos_ec.gateway.message.object_headers import etag_of, parsed_date
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.gateway.message.object_headers import parsed_date
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 
@@ -23,32 +22,33 @@ _OF_NO_OBJECT = b""
 """The MD5 in a condition on an ETag that no object can have."""
 
 
-def check_read(request: Request, row: ObjectRow, start: str = "") -> None:
-    """Raise PreconditionFailed or NotModified if a condition of a GET or HEAD does not hold. `start` is the prefix of
-    the names of the headers; with `x-amz-copy-source-`, every failure is a PreconditionFailed."""
-    changed_s = row.created_ms // 1000
+def check_read(request: Request, etag: str, created_ms: int, start: str = "") -> None:
+    """Raise PreconditionFailed or NotModified if a condition of a GET or HEAD does not hold for an object with this
+    ETag, without quotes. `start` is the prefix of the names of the headers; with `x-amz-copy-source-`, every failure is
+    a PreconditionFailed."""
+    changed_s = created_ms // 1000
     match, unmodified = request.header(start + "if-match"), parsed_date(request.header(start + "if-unmodified-since"))
     none_match, modified = (
         request.header(start + "if-none-match"),
         parsed_date(request.header(start + "if-modified-since")),
     )
     if match is not None:
-        if not _names(match, row):
+        if not _names(match, etag):
             raise _failed("If-Match")
     elif unmodified is not None and changed_s > unmodified:
         raise _failed("If-Unmodified-Since")
     not_modified = _failed("If-None-Match") if start else S3Error("NotModified", "Not modified.")
     if none_match is not None:
-        if _names(none_match, row):
+        if _names(none_match, etag):
             raise not_modified
     elif modified is not None and changed_s <= modified:
         raise not_modified
 
 
-def _names(header: str, row: ObjectRow) -> bool:
+def _names(header: str, etag: str) -> bool:
     if header.strip() == "*":
         return True
-    return etag_of(row) in [tag.strip().removeprefix("W/").strip('"').lower() for tag in header.split(",")]
+    return etag in [tag.strip().removeprefix("W/").strip('"').lower() for tag in header.split(",")]
 
 
 def write_condition(request: Request) -> Condition | None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.parts import users_attributes
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
+from nos_ec.gateway.message.encryption import Encryption, masked_checksum
 from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, encoded
 from nos_ec.library.put_source import Pieces
 from nos_ec.ports.metadata import ObjectRow, PutRequest
@@ -67,25 +68,40 @@ class CopiedBody:
             self.computed = Computed(self._algorithm, checksum)
 
 
+class StoredBody(NamedTuple):
+    """A body that was stored: its row, all attributes as clients see them, and the MD5 of the body."""
+
+    row: ObjectRow
+    attributes: dict[str, str]
+    md5: bytes
+
+
 def store_body(
-    store: Store, request: PutRequest, body: Body, attributes: dict[str, str]
-) -> tuple[ObjectRow, dict[str, str]]:
-    """Store a body with these attributes and its checksum. Returns the row, whose MD5 is the one of the body, and all
-    attributes. Raises what reading the body and `Store.put_request` raise."""
+    store: Store, request: PutRequest, body: Body, attributes: dict[str, str], encryption: Encryption | None = None
+) -> StoredBody:
+    """Store a body with these attributes and its checksum; encrypted, unless `encryption` is None. Raises what reading
+    the body, `Encryption.encrypted` and `Store.put_request` raise."""
     stream: ByteStream = body
     if body.length <= store.packed_size_max:  # read first, so that its checksum is known
         stream = BytesIO(read_up_to(body, body.length + 1))
         attributes = attributes | _computed(body)
-    row = store.put_request(replace(request, attributes=encoded(attributes)), stream)
+    stored, cipher = attributes, None
+    sealed = None if encryption is None else encryption.encrypted(stream, request.key)
+    if sealed is not None:
+        stream, cipher = sealed, sealed.cipher
+        request = replace(request, envelope=sealed.envelope)
+        stored = masked_checksum(cipher, attributes)
+    row = store.put_request(replace(request, attributes=encoded(stored)), stream)
     assert body.computed is not None
     if CHECKSUM not in attributes and _computed(body):
         # The checksum came after the last byte. Another request may have changed the attributes meanwhile.
-        is_unchanged = users_attributes(row.attributes) == attributes
+        is_unchanged = users_attributes(row.attributes) == stored
         attributes = attributes | _computed(body)
         if is_unchanged:
+            stored = attributes if cipher is None else masked_checksum(cipher, attributes)
             with suppress(Transient):  # the object is stored even if this fails
-                store.set_attributes_of(row, encoded(attributes))
-    return row, attributes
+                store.set_attributes_of(row, encoded(stored))
+    return StoredBody(row, attributes, row.md5 if sealed is None else sealed.md5)
 
 
 def _computed(body: Body) -> dict[str, str]:

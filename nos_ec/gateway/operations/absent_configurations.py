@@ -18,7 +18,6 @@ from nos_ec.s3.errors import S3Error
 
 _NOT_FOUND = {
     "GetBucketAnalyticsConfiguration": "NoSuchConfiguration",
-    "GetBucketEncryption": "ServerSideEncryptionConfigurationNotFoundError",
     "GetBucketIntelligentTieringConfiguration": "NoSuchConfiguration",
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
@@ -37,7 +36,6 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "ListBucketMetricsConfigurations": ("ListMetricsConfigurationsResult", _NONE_LISTED),
 }
 _NOTHING_TO_DELETE = (
-    "DeleteBucketEncryption",
     "DeleteBucketReplication",
     "DeleteBucketWebsite",
 )

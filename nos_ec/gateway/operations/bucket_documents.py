@@ -26,7 +26,8 @@ class DocumentType:
 
     `parse` reads and checks the body of a PUT and returns the bytes to store; it raises S3Error. `missing` is the code
     and the message of the error that answers a GET if the bucket has no such document. `get_reply` makes the reply to a
-    GET from the stored bytes, and `put_reply` the reply to a PUT.
+    GET from the stored bytes, and `put_reply` the reply to a PUT. `default`: a bucket without the document behaves as
+    if it had these stored bytes.
     """
 
     kind: DocumentKind
@@ -34,6 +35,7 @@ class DocumentType:
     missing: tuple[str, str]
     get_reply: Callable[[Call, bytes], Reply] = lambda _, stored: xml(stored)
     put_reply: Callable[[bytes], Reply] = lambda _: empty()
+    default: bytes | None = None
 
 
 class BucketDocuments:
@@ -47,7 +49,8 @@ class BucketDocuments:
     def get(self, of: DocumentType, call: Call) -> Reply:
         """Return the stored document. Raises AccessDenied, and the error `of.missing` if there is none."""
         call.require(Rights.OWNER)
-        stored = self._metadata.bucket_document(call.bucket, of.kind)
+        found = self._metadata.bucket_document(call.bucket, of.kind)
+        stored = of.default if found is None else found
         if stored is None:
             code, message = of.missing
             raise S3Error(code, message, BucketName=call.bucket)

@@ -14,7 +14,8 @@ from nos_ec.core.parts import users_attributes
 from nos_ec.core.versions import VERSION_MAX
 from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.message.call import Call, object_key
-from nos_ec.gateway.message.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of, etag
+from nos_ec.gateway.message.encryption import Encryption
+from nos_ec.gateway.message.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of
 from nos_ec.gateway.message.reply import Reply, xml
 from nos_ec.gateway.message.versions import id_of, number_of
 from nos_ec.ports.metadata import EntryPage, ObjectSummary, Rights, VersionEntry, VersionPage, summary
@@ -30,8 +31,9 @@ PAGE_MS_MAX = 1000
 class Listings:
     """The operations that list objects. Safe to call from several threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, encryption: Encryption) -> None:
         self._store = store
+        self._encryption = encryption
 
     def list_objects(self, call: Call) -> Reply:
         """List objects with version 1 of the operation."""
@@ -71,7 +73,7 @@ class Listings:
         last = versions[-1] if found.next_after is not None and not isinstance(found.entries[-1], str) else None
         return xml(
             answers.list_object_versions(
-                wanted.page([_listed_version(entry) for entry in versions], folders, found.next_after is not None),
+                wanted.page([self._listed_version(entry) for entry in versions], folders, found.next_after is not None),
                 key_marker=key_marker,
                 version_marker=version_marker,
                 next_key_marker=None if found.next_after is None else found.next_after[0],
@@ -106,8 +108,29 @@ class Listings:
             entries = self._store.list_summaries(
                 call.bucket, wanted.prefix, wanted.delimiter, after, wanted.limit, PAGE_MS_MAX
             )
-        found = [_listed(one) for one in entries.objects]
+        found = [self._listed(call.bucket, one) for one in entries.objects]
         return wanted.page(found, entries.folders, entries.next_after is not None), entries
+
+    def _listed_version(self, entry: VersionEntry) -> Listed:
+        shown: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
+        if entry.row is None:
+            return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **shown)
+        row = entry.row
+        of_row = summary(row.key.name, row.size, row.md5, row.created_ms, row.attributes)
+        return self._listed(row.key.bucket, of_row)._replace(**shown)
+
+    def _listed(self, bucket: str, one: ObjectSummary) -> Listed:
+        listed = Listed(one.name, one.created_ms, self._encryption.etag_of_listed(bucket, one), one.size)
+        kept = one.attributes
+        if not kept or (_STORAGE_CLASS not in kept and _CHECKSUM not in kept):
+            return listed
+        attributes = users_attributes(kept)
+        checksum = checksum_of(attributes)
+        return listed._replace(
+            storage_class=attributes.get(STORAGE_CLASS, "STANDARD"),
+            checksum_algorithm=None if checksum is None else checksum.algorithm,
+            checksum_type=None if checksum is None else checksum.kind,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,31 +156,8 @@ class _Parameters:
         )
 
 
-def _listed_version(entry: VersionEntry) -> Listed:
-    shown: dict[str, Any] = {"version_id": id_of(entry), "latest": entry.is_latest}
-    if entry.row is None:
-        return Listed(entry.key.name, entry.created_ms, "", 0, delete_marker=True, **shown)
-    row = entry.row
-    of_row = summary(row.key.name, row.size, row.md5, row.created_ms, row.attributes)
-    return _listed(of_row)._replace(**shown)
-
-
 _STORAGE_CLASS, _CHECKSUM = STORAGE_CLASS.encode(), CHECKSUM.encode()
 """The attributes that a listing shows."""
-
-
-def _listed(one: ObjectSummary) -> Listed:
-    listed = Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
-    kept = one.attributes
-    if not kept or (_STORAGE_CLASS not in kept and _CHECKSUM not in kept):
-        return listed
-    attributes = users_attributes(kept)
-    checksum = checksum_of(attributes)
-    return listed._replace(
-        storage_class=attributes.get(STORAGE_CLASS, "STANDARD"),
-        checksum_algorithm=None if checksum is None else checksum.algorithm,
-        checksum_type=None if checksum is None else checksum.kind,
-    )
 
 
 def _token_of(name: str) -> str:

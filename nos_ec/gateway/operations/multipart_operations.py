@@ -19,6 +19,7 @@ from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart, 
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, owner_named
+from nos_ec.gateway.message.encryption import Encryption
 from nos_ec.gateway.message.failures import no_such_upload
 from nos_ec.gateway.message.object_headers import (
     CHECKSUM,
@@ -67,8 +68,10 @@ class MultipartOperations:
         objects: ObjectOperations,
         access: Access,
         locks: LocksOfPuts,
+        encryption: Encryption,
     ) -> None:
         self._locks = locks
+        self._encryption = encryption
         self._store = store
         self._uploads = uploads
         self._objects = objects
@@ -79,6 +82,7 @@ class MultipartOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
+        self._encryption.refuse_upload(call)
         attributes = attributes_of_call(call)
         kind = request.header("x-amz-checksum-type")
         name = request.header("x-amz-checksum-algorithm")
@@ -102,6 +106,7 @@ class MultipartOperations:
         """Store a part, replacing an earlier one with the same number. It is durable when this returns."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
+        self._encryption.refuse_upload(call)
         number, upload = call.part_number(), self._open(call)
         algorithm, _ = _checksum_of_upload(upload)
         body = CheckedBody(call.request, call.signed, call.source, computed=algorithm)
@@ -111,7 +116,7 @@ class MultipartOperations:
                 f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
                 f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
             )
-        made, attributes = store_body(self._store, part_request(upload, number), body, sent_checksum(call.request))
+        made, attributes, _ = store_body(self._store, part_request(upload, number), body, sent_checksum(call.request))
         return empty({"etag": f'"{made.md5.hex()}"', **checksum_headers(attributes)})
 
     def upload_part_copy(self, call: Call) -> Reply:
@@ -119,12 +124,14 @@ class MultipartOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
+        self._encryption.refuse_upload(call)
         number, upload = call.part_number(), self._open(call)
-        row, _, versioning = self._objects.source_of_copy(call)
+        source = self._objects.source_of_copy(call)
+        row, _, versioning = source
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
-        body = CopiedBody(self._store.open_version(row, first, length), length, algorithm)
-        made, attributes = store_body(self._store, part_request(upload, number), body, {})
+        body = CopiedBody(self._objects.open_source(source, first, length), length, algorithm)
+        made, attributes, _ = store_body(self._store, part_request(upload, number), body, {})
         answer = answers.copied(made.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
         return xml(answer, source_headers(versioning, row))
 
@@ -156,6 +163,7 @@ class MultipartOperations:
         """Complete an upload. May be repeated with the same parts while the object exists."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
+        self._encryption.refuse_upload(call)
         wanted = documents.complete_upload(read_document(call, of_object=True))
         upload = self._uploads.find(upload_id, call.object_key)
         is_done = upload.state is UploadState.COMPLETED
@@ -203,7 +211,8 @@ class MultipartOperations:
         request = call.request
         try:
             lock = self._locks.of_upload(call, upload)
-            return self._uploads.complete(upload, choose, write_condition(request), call.versioning, lock)
+            condition = self._encryption.condition_on_stored(call.object_key, write_condition(request))
+            return self._uploads.complete(upload, choose, condition, call.versioning, lock)
         except NotFound as error:
             if request.header("if-match") is not None and not self._object_exists(call):
                 raise no_such_key(call.key) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,8 @@ from nos_ec.gateway.auth.access import Access, BucketAccess
 from nos_ec.gateway.auth.acls import acl_of_headers, grants_of
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, Decide, denied, object_key
+from nos_ec.gateway.message.encryption import HEADER as ENCRYPTION
+from nos_ec.gateway.message.encryption import Encryption, refuse_customers_key
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.object_headers import (
@@ -32,7 +34,6 @@ from nos_ec.gateway.message.object_headers import (
     attributes_of_request,
     checksum_headers,
     checksum_of,
-    etag_of,
     headers_of,
     http_date,
     refuse_unsupported,
@@ -153,9 +154,11 @@ class ObjectOperations:
         access: Access,
         changes: AttributeChanges,
         locks: LocksOfPuts,
+        encryption: Encryption,
     ) -> None:
         self._locks = locks
         self._store = store
+        self._encryption = encryption
         self._uploads = uploads
         self._access = access
         self._changes = changes
@@ -169,7 +172,7 @@ class ObjectOperations:
             if not head.reply.size:
                 return head.reply
             try:
-                pieces = self._store.open_version(version.row, head.first, head.reply.size)
+                pieces = self._encryption.open(version.row, head.first, head.reply.size)
             except Conflict:
                 continue  # it was overwritten or deleted meanwhile
             # The bytes of a small object are in memory already, and each piece of an iterator costs a switch to a
@@ -206,7 +209,11 @@ class ObjectOperations:
         """Return the headers that describe the whole object. Raises InvalidRequest if an anonymous request overrides
         one."""
         request, (row, attributes) = call.request, version
-        headers = headers_of(row, attributes, with_checksum=request.header("x-amz-checksum-mode") == "ENABLED")
+        with_checksum = request.header("x-amz-checksum-mode") == "ENABLED"
+        if with_checksum:
+            attributes = self._encryption.shown(row, attributes)
+        headers = headers_of(row, attributes, self._encryption.etag_of(row), with_checksum=with_checksum)
+        headers |= self._encryption.headers_of(row)
         headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
         headers |= lock_headers(call, row)
         for name in _OVERRIDABLE if request.query else ():
@@ -222,7 +229,7 @@ class ObjectOperations:
         PreconditionFailed, InvalidRange, InvalidPart, InvalidRequest."""
         part = self._part(call, row)
         try:
-            check_read(call.request, row)
+            check_read(call.request, self._encryption.etag_of(row), row.created_ms)
         except S3Error as error:
             if error.status != 304:
                 raise
@@ -250,7 +257,7 @@ class ObjectOperations:
         number = call.part_number()
         manifest = self._store.manifest(row)
         if manifest is None and number == 1:
-            return _Part(number, 0, row.size)
+            return _Part(number, 0, row.users_size)
         for index, part in enumerate(() if manifest is None else manifest.parts):
             if part.number == number:
                 assert manifest is not None
@@ -262,6 +269,7 @@ class ObjectOperations:
         if the sender may not list the bucket, so that only senders who may list learn which keys exist."""
         if call.request.parameter("partNumber"):
             call.part_number()
+        refuse_customers_key(call.request)
         return self._named(call, Rights.READ, with_acl=with_acl)
 
     def find_version(self, call: Call) -> ObjectRow:
@@ -334,10 +342,11 @@ class ObjectOperations:
             raise invalid_argument("Invalid attribute name specified.", "x-amz-object-attributes")
         call.require_if_decided(Rights.READ)
         row, attributes = self._readable(call, with_acl=False)
-        check_read(call.request, row)
+        attributes, shown_etag = self._encryption.shown(row, attributes), self._encryption.etag_of(row)
+        check_read(call.request, shown_etag, row.created_ms)
         parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
-            etag=etag_of(row) if "ETag" in words else None,
+            etag=shown_etag if "ETag" in words else None,
             checksum=_without_parts(checksum_of(attributes)) if "Checksum" in words else None,
             storage_class=attributes.get(STORAGE_CLASS, "STANDARD") if "StorageClass" in words else None,
             size=row.users_size if "ObjectSize" in words else None,
@@ -383,15 +392,22 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         require_checksum(call)
-        request = replace(_put_request(call), lock=self._locks.of_put(call))
+        encryption = self._encryption if self._encryption.is_wanted(call) else None
+        request = replace(self._put_request(call), lock=self._locks.of_put(call))
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
-            row, attributes = store_body(self._store, request, body, attributes)
+            row, attributes, md5 = store_body(self._store, request, body, attributes, encryption)
         except NotFound:
             raise no_such_key(call.key) from None
-        etag = row.md5.hex()
+        etag = md5.hex()
         headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
+        headers |= self._encryption.headers_of(row)
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
+
+    def _put_request(self, call: Call) -> PutRequest:
+        """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
+        condition = self._encryption.condition_on_stored(call.object_key, write_condition(call.request))
+        return PutRequest(call.object_key, condition=condition, versioning=call.versioning)
 
     def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
         """Return the header with the date when the object expires; none if no rule of its bucket applies."""
@@ -415,8 +431,12 @@ class ObjectOperations:
                 ) from None
             error.headers.clear()  # the client would take them for headers about the target
             raise
-        check_read(call.request, row, "x-amz-copy-source-")
-        return CopySource(row, attributes, access.versioning)
+        check_read(call.request, self._encryption.etag_of(row), row.created_ms, "x-amz-copy-source-")
+        return CopySource(row, self._encryption.shown(row, attributes), access.versioning)
+
+    def open_source(self, source: CopySource, first: int, length: int) -> Iterator[bytes]:
+        """Return bytes of the version that a copy reads, decrypted. Raises what `Encryption.open` raises."""
+        return self._encryption.open(source.row, first, length)
 
     def _require_tags_of_copy(self, call: Call, tags: Mapping[str, str]) -> None:
         """Raise AccessDenied unless the account may read the tags of the source, which the ACL of an object never
@@ -433,6 +453,7 @@ class ObjectOperations:
         call.require_if_decided(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
+        encryption = self._encryption if self._encryption.is_wanted(call) else None
         wanted = request.header("x-amz-checksum-algorithm")
         algorithm = None if wanted is None else checksums.algorithm_named(wanted)
         row, old, of_source = self.source_of_copy(call)
@@ -441,7 +462,8 @@ class ObjectOperations:
         given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         is_same = row.key == call.object_key and not row.is_noncurrent
-        if is_same and keeps and request.header("x-amz-storage-class") is None and acl_of_headers(request) is None:
+        changes = "x-amz-storage-class", ENCRYPTION
+        if is_same and keeps and not any(map(request.header, changes)) and acl_of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
@@ -465,14 +487,14 @@ class ObjectOperations:
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
-        put = replace(_put_request(call), lock=self._locks.of_put(call))
+        put = replace(self._put_request(call), lock=self._locks.of_put(call))
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
-        body = CopiedBody(self._store.open_version(row), row.users_size, algorithm, at_end)
-        made, attributes = store_body(self._store, put, body, attributes)
+        body = CopiedBody(self._encryption.open(row), row.users_size, algorithm, at_end)
+        made, attributes, md5 = store_body(self._store, put, body, attributes, encryption)
         headers = stored_headers(call.versioning, made) | source_headers(of_source, row)
-        headers |= self.expiry_headers(made, attributes)
-        return xml(answers.copied(etag_of(made), made.created_ms, checksum_of(attributes)), headers)
+        headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made)
+        return xml(answers.copied(md5.hex(), made.created_ms, checksum_of(attributes)), headers)
 
     def delete_object(self, call: Call) -> Reply:
         """Delete an object or a version. A missing one is not an error, unless the request has a condition. Without a
@@ -491,6 +513,7 @@ class ObjectOperations:
         if version is None and call.versioning is None:
             self._delete(call.object_key, condition)
             return empty(status=204)
+        condition = self._encryption.condition_on_stored(call.object_key, condition)
         bypass = version is not None and bypasses(call, call.key, version)
         deletion = _deletion(call.object_key, version, call.versioning, condition, bypass=bypass)
         (answer,) = self._store.delete_versions([deletion])
@@ -502,6 +525,7 @@ class ObjectOperations:
         return empty(headers, 204)
 
     def _delete(self, key: ObjectKey, condition: Condition | None) -> None:
+        condition = self._encryption.condition_on_stored(key, condition)
         try:
             self._store.delete(key, condition=condition)
         except NotFound as error:
@@ -524,6 +548,7 @@ class ObjectOperations:
                 self._require_delete(call, one)
                 key, condition = object_key(call.bucket, one.key), delete_condition(one.etag, one.modified, one.size)
                 if one.version_id is not None or call.versioning is not None:
+                    condition = self._encryption.condition_on_stored(key, condition)
                     bypass = one.version_id is not None and bypasses(call, one.key, one.version_id)
                     versions[number] = _deletion(key, one.version_id, call.versioning, condition, bypass=bypass)
                     continue
@@ -604,11 +629,6 @@ class ObjectOperations:
         headers of the answer."""
         row = self._changes.replace(lambda: self._named(call, needs, sent_tags=sent_tags), (name,), value)
         return version_headers(call.versioning, row)
-
-
-def _put_request(call: Call) -> PutRequest:
-    """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
-    return PutRequest(call.object_key, condition=write_condition(call.request), versioning=call.versioning)
 
 
 def _deletion(

@@ -10,9 +10,12 @@ import uvicorn
 
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.auth.access import Access
+from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.gateway.message.encryption import Encryption
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments
+from nos_ec.gateway.operations.bucket_encryption import bucket_encryption
 from nos_ec.gateway.operations.bucket_operations import BucketOperations
 from nos_ec.gateway.operations.cors import Cors
 from nos_ec.gateway.operations.listings import Listings
@@ -56,15 +59,18 @@ def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) 
     access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness)
     changes, locks = AttributeChanges(store, clock, Random().random), system.client.locks(store)
     locks_of_puts = LocksOfPuts(locks, clock)
-    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts)
+    ring = KeyRing(metadata, master_keys, clock)
+    encryption = Encryption(store, ring, system.randomness, by_default=settings.encrypt)
+    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption)
     return Service(
         access,
         BucketOperations(metadata, uploads, access, clock, settings.region),
-        Listings(store),
+        Listings(store, encryption),
         objects,
-        MultipartOperations(store, uploads, objects, access, locks_of_puts),
+        MultipartOperations(store, uploads, objects, access, locks_of_puts, encryption),
         ObjectLockOperations(objects.find_version, locks, changes, clock),
         BucketDocuments(metadata, access, clock),
+        bucket_encryption(encryption),
         Cors(access),
         PostForms(access, objects, clock),
         SecurityTokens(access, clock),

@@ -17,7 +17,7 @@ from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
-from nos_ec.gateway.operations.bucket_documents import BucketDocuments
+from nos_ec.gateway.operations.bucket_documents import BucketDocuments, DocumentType
 from nos_ec.gateway.operations.bucket_operations import BUCKET_TAGS, OWNERSHIP, PUBLIC_ACCESS, BucketOperations
 from nos_ec.gateway.operations.cors import CORS, Cors
 from nos_ec.gateway.operations.lifecycle import LIFECYCLE
@@ -56,6 +56,7 @@ class Service:
         multipart: MultipartOperations,
         locks: ObjectLockOperations,
         documents: BucketDocuments,
+        encryption: DocumentType,
         cors: Cors,
         forms: PostForms,
         tokens: SecurityTokens,
@@ -99,6 +100,9 @@ class Service:
             "GetBucketLifecycleConfiguration": partial(documents.get, LIFECYCLE),
             "PutBucketLifecycleConfiguration": partial(documents.put, LIFECYCLE),
             "DeleteBucketLifecycle": partial(documents.delete, LIFECYCLE),
+            "GetBucketEncryption": partial(documents.get, encryption),
+            "PutBucketEncryption": partial(documents.put, encryption),
+            "DeleteBucketEncryption": partial(documents.delete, encryption),
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,

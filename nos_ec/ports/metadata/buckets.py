@@ -37,7 +37,8 @@ class CannedAcl(StrEnum):
 class DocumentKind(StrEnum):
     """The documents that a bucket may have in addition to its row. TAGS, CORS, POLICY and PUBLIC_ACCESS are stored as
     they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it, VERSIONING as
-    a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`."""
+    a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`, ENCRYPTION as
+    the name of an algorithm."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -48,6 +49,7 @@ class DocumentKind(StrEnum):
     PUBLIC_ACCESS = "public-access"
     OWNERSHIP = "ownership"
     OBJECT_LOCK = "object-lock"
+    ENCRYPTION = "encryption"
 
 
 class KeyState(StrEnum):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from nos_ec.core.conditions import Condition
+from nos_ec.core.encryption.envelope import Envelope, envelope_of, with_envelope
 from nos_ec.core.errors import NosError
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
@@ -77,14 +78,23 @@ class ObjectRow:
         return composition_of(self.attributes) if self.attributes else None
 
     @property
+    def envelope(self) -> Envelope | None:
+        """Return its envelope, if its bytes are encrypted (core.encryption). Raises Corrupt."""
+        return envelope_of(self.attributes) if self.attributes else None
+
+    @property
     def users_size(self) -> int:
-        """Return the number of bytes that users see: the total of its parts, if it is composed."""
+        """Return the number of bytes that users see: the total of its parts, if it is composed, and of plain bytes, if
+        it is encrypted."""
         composition = self.composition
-        return self.size if composition is None else composition.size
+        if composition is not None:
+            return composition.size
+        envelope = self.envelope
+        return self.size if envelope is None else envelope.plain_size(self.size)
 
     @property
     def users_crc32c(self) -> int:
-        """Return the CRC32C of the bytes that users see."""
+        """Return the CRC32C of the bytes that users see; of the stored bytes, if they are encrypted."""
         composition = self.composition
         return self.crc32c if composition is None else composition.crc32c
 
@@ -95,7 +105,8 @@ class ObjectRow:
 
     @property
     def tag(self) -> tuple[bytes, int | None]:
-        """Return the MD5 that users see, and the number of parts if it is the MD5 of the parts' MD5s."""
+        """Return the MD5 that users see, and the number of parts if it is the MD5 of the parts' MD5s. The MD5 of an
+        encrypted object is that of its ciphertext."""
         composition = self.composition
         return (self.md5, None) if composition is None else (composition.md5, composition.parts)
 
@@ -131,6 +142,8 @@ class PutRequest:
     `attributes`: see core.attributes. `condition`: judged on the version that the object would overwrite. `versioning`:
     the versioning state of the bucket. `step`: what the object is to a multipart upload, a large object, or a locked
     version. `lock`: the lock of the new version.
+    `envelope`: for bytes that are encrypted already, returns their encoded envelope (core.encryption); its length is
+    always the same, and its value is final when all bytes have been read.
     """
 
     key: ObjectKey
@@ -139,6 +152,14 @@ class PutRequest:
     versioning: Versioning | None = None
     step: UploadStep | TailOf | LockOf | None = None
     lock: Lock | None = None
+    envelope: Callable[[], str] | None = field(default=None, compare=False)
+
+    def with_envelope(self) -> PutRequest:
+        """Return the request with the present envelope among its attributes. Raises InvalidInput if they are too
+        many."""
+        if self.envelope is None:
+            return self
+        return replace(self, attributes=with_envelope(self.attributes, self.envelope()))
 
 
 class _Requested:
@@ -225,6 +246,8 @@ def summary(name: str, size: int, md5: bytes, created_ms: int, attributes: bytes
     """Return the summary of an object with these values of its row. Raises Corrupt for damaged attributes."""
     composition = composition_of(attributes) if attributes else None
     if composition is None:
+        envelope = envelope_of(attributes) if attributes else None
+        size = size if envelope is None else envelope.plain_size(size)
         return ObjectSummary(name, size, md5, None, created_ms, attributes)
     return ObjectSummary(name, composition.size, composition.md5, composition.parts, created_ms, attributes)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import CONFIG, Bench
@@ -83,6 +84,19 @@ def test_a_key_of_another_store_goes_on(bench: Bench, cli: Cli, tmp_path: Path) 
     for account in ("", "a b", "a/b", "ä", "x" * 65):
         assert "is not a valid account" in refused(cli, 2, "key", "create", account)
     assert "the maximum is 255" in refused(cli, 2, "key", "create", "ann", "--note", "x" * 256)
+
+
+@pytest.mark.usefixtures("master")
+def test_keys_that_encrypt_objects(bench: Bench, cli: Cli) -> None:
+    assert told(cli, "encryption-key", "add") == {"number": 1}
+    assert "key 2 encrypts new objects" in cli.text("s3", "encryption-key", "add")
+    assert told(cli, "key", "list") == {"keys": []}
+    with bench.open() as system:
+        ring = KeyRing(system.metadata, MasterKeys([OLD]), system.clock)
+        newest = ring.newest()
+        assert newest is not None
+        assert newest[0] == 2
+        assert len({ring.key(1), newest[1], bytes(32)}) == 3
 
 
 def test_a_new_master_key(bench: Bench, cli: Cli, master: Path) -> None:

@@ -122,7 +122,7 @@ def test_all_that_is_served_is_in_the_model() -> None:
 
 
 def test_the_gateway_runs_all_that_is_served() -> None:
-    service = Service(*[MagicMock() for _ in range(13)])
+    service = Service(*[MagicMock() for _ in range(14)])
     assert service._operations.keys() == SERVED
 
 
@@ -163,7 +163,7 @@ def test_operations(method: str, path: str, query: str, headers: dict[str, str],
         ("OPTIONS", "/", "", "MethodNotAllowed"),
         ("PUT", "/b/k", "a-new-subresource", "NotImplemented"),
         ("DELETE", "/b/k", "policy", "NotImplemented"),
-        ("PUT", "/b", "encryption", "NotImplemented"),
+        ("PUT", "/b", "replication", "NotImplemented"),
         ("GET", "/b", "acl&tagging", "InvalidArgument"),
         ("GET", "/b", "acl&acl", "InvalidArgument"),
         ("GET", "/b", "prefix=a&prefix=b", "InvalidArgument"),

@@ -1,0 +1,137 @@
+"""The keys of a store that encrypt its objects.
+
+A key is 32 random bytes with a number, from 1. It is stored like the secret of an access key, encrypted with the master
+key, in a record that no client can name and that is not active. So whatever keeps access keys keeps these: dumps, the
+store's own copy of its access records for a rebuild, and `nos-ec s3 key reencrypt` for a new master key. Envelopes of
+objects, also in old blocks and dumps, name keys by their numbers, so no key is ever changed or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from nos_ec.core.encryption.envelope import KEY_NUMBER_MAX
+from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, NosError
+from nos_ec.engine.encryption.ciphers import KEY_BYTES
+from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessKeys, KeyState
+
+_PREFIX = "nos_ec:objects:"
+"""The names of the records; a colon cannot be in the name of an access key."""
+_NOTE = "encrypts objects"
+_PAGE = 100
+REMEMBER_MS = 10_000
+"""How long a process remembers which key is the newest, or that there is none."""
+MISSED_MS = 1_000
+"""How long a process remembers that it could not find a key, so that a listing of many objects with it costs one
+look-up."""
+
+
+def is_of_ring(access_key: str) -> bool:
+    """Return whether this is the name of a record of a key ring, and not of an access key."""
+    return access_key.startswith(_PREFIX)
+
+
+class KeyRing:
+    """The keys of one store. Safe to call from several threads."""
+
+    def __init__(self, metadata: AccessKeys, masters: MasterKeys, clock: Clock) -> None:
+        self._metadata = metadata
+        self._masters = masters
+        self._clock = clock
+        self._lock = Lock()
+        self._known: dict[int, bytes] = {}
+        self._unreadable: dict[int, NosError] = {}
+        self._looked_ms: int | None = None
+        self._missed_ms: int | None = None
+
+    def newest(self) -> tuple[int, bytes] | None:
+        """Return the key that encrypts new objects, with its number; None if the store has no keys. A key that another
+        process adds is seen after REMEMBER_MS at the latest. Raises ConfigError, Corrupt, Transient."""
+        with self._lock:
+            now_ms = self._clock.now_ms()
+            if self._looked_ms is None or not 0 <= now_ms - self._looked_ms < REMEMBER_MS:
+                self._look_up()
+                self._looked_ms = now_ms
+            number = max([*self._known, *self._unreadable], default=None)
+            return None if number is None else (number, self._found(number))
+
+    def key(self, number: int) -> bytes:
+        """Return the key of this number. Raises ConfigError if it needs another master key, Corrupt if there is no such
+        key, Transient."""
+        with self._lock:
+            if number not in self._known:
+                now_ms = self._clock.now_ms()
+                if self._missed_ms is None or not 0 <= now_ms - self._missed_ms < MISSED_MS:
+                    self._look_up()
+                    self._missed_ms = None if number in self._known else now_ms
+            return self._found(number)
+
+    def _found(self, number: int) -> bytes:
+        if number in self._known:
+            return self._known[number]
+        if number in self._unreadable:
+            raise self._unreadable[number]
+        raise Corrupt(f"key {number} of the store is missing; restore it with the metadata (docs/S3.md)")
+
+    def add(self, random: Callable[[int], bytes]) -> int:
+        """Add a key, which encrypts all objects from now on, and return its number. `random` returns cryptographically
+        secure bytes. After an error it may be repeated. Raises ConfigError, Conflict if another process adds a key at
+        the same time, Corrupt, InvalidInput if there are no numbers left, Transient."""
+        with self._lock:
+            self._look_up()
+            for known in self._known:
+                # The process that added it may have died before the store had its own copy of the record.
+                self._metadata.change_access_key(_name(known), KeyState.DISABLED)
+            number = max([*self._known, *self._unreadable], default=0) + 1
+            if number > KEY_NUMBER_MAX:
+                raise InvalidInput(f"the store has {KEY_NUMBER_MAX} keys that encrypt objects, which is the maximum")
+            name, key = _name(number), random(KEY_BYTES)
+            sealed = self._masters.seal(name, key.hex(), random(NONCE_BYTES))
+            now_ms = self._clock.now_ms()
+            self._metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, now_ms, _NOTE))
+            self._known[number] = key
+            return number
+
+    def _look_up(self) -> None:
+        after = _PREFIX
+        while page := self._metadata.access_keys(after, _PAGE):
+            for record in page:
+                if not is_of_ring(record.access_key):
+                    return
+                number = _number(record.access_key)
+                if number not in self._known:
+                    self._unreadable.pop(number, None)
+                    try:
+                        self._known[number] = self._opened(record)
+                    except NosError as error:
+                        self._unreadable[number] = error  # the other keys can still be used
+            after = page[-1].access_key
+
+    def _opened(self, record: AccessKey) -> bytes:
+        try:
+            key = bytes.fromhex(self._masters.open(record.access_key, record.secret))
+        except ConfigError as error:
+            raise ConfigError(
+                "a key that encrypts objects was encrypted with another master key: add that master key as a further"
+                " line to the file of s3.master_key_file; without it, encrypted objects cannot be read",
+                settings=error.settings,
+            ) from None
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise Corrupt(f"{record.access_key}: the key is damaged")
+        return key
+
+
+def _name(number: int) -> str:
+    return f"{_PREFIX}{number:05}"
+
+
+def _number(name: str) -> int:
+    text = name.removeprefix(_PREFIX)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= KEY_NUMBER_MAX:
+        raise Corrupt(f"{name} is not the name of a key of the store")
+    return int(text)

@@ -1,0 +1,178 @@
+"""Encrypts objects with keys of the store (SSE-S3), and shows encrypted objects as they were sent.
+
+Sources: "Using server-side encryption with Amazon S3 managed keys (SSE-S3)" of the S3 user guide; ETag in "Object" of
+the API reference: it is the MD5 of the plain bytes. The MD5 and the checksum of the plain bytes would confirm guesses
+of the content, so both are stored masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from nos_ec.core.conditions import MD5_BYTES, Condition
+from nos_ec.core.encryption.envelope import SALT_BYTES, Envelope, envelope_of
+from nos_ec.core.errors import ConfigError, Corrupt, NotFound
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.encryption.ciphers import EncryptedStream, ObjectCipher, decrypted
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.objects.streams import ByteStream
+from nos_ec.gateway.auth.access import BucketAccess
+from nos_ec.gateway.auth.key_ring import KeyRing
+from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, checksum_of, etag
+from nos_ec.ports.metadata import ObjectRow, ObjectSummary
+from nos_ec.s3 import checksums
+from nos_ec.s3.checksums import Algorithm
+from nos_ec.s3.documents import AES256
+from nos_ec.s3.errors import S3Error, invalid_argument
+from nos_ec.s3.request import Request
+
+HEADER = "x-amz-server-side-encryption"
+_OF_KMS = ("aws:kms", "aws:kms:dsse")
+_ALGORITHMS = {algorithm.value: algorithm for algorithm in Algorithm}
+_CUSTOMERS = b"x-amz-server-side-encryption-customer-"
+
+
+class _Stored(Protocol):
+    @property
+    def key(self) -> ObjectKey: ...
+    @property
+    def attributes(self) -> bytes: ...
+
+
+class Encryption:
+    """Encrypts and decrypts objects. Safe to call from several threads."""
+
+    def __init__(self, store: Store, ring: KeyRing, random: Callable[[int], bytes], *, by_default: bool) -> None:
+        """`random` returns cryptographically secure bytes. `by_default` encrypts objects in buckets without a
+        configuration of their own, too."""
+        self._store = store
+        self._ring = ring
+        self._random = random
+        self.by_default = by_default
+
+    # --- writing ----------------------------------------------------------------------------------
+    def is_wanted(self, call: Call) -> bool:
+        """Return whether the new object of this request is to be encrypted: by its header, by the configuration of its
+        bucket, or by default. Raises S3Error, and Corrupt if the configuration cannot be read."""
+        named = call.request.header(HEADER)
+        if named is None:
+            return call.access is not None and self._by_bucket(call.access)
+        if named in _OF_KMS:
+            raise S3Error("NotImplemented", f"{HEADER}: {named} is not supported; use {AES256}.")
+        if named != AES256:
+            raise invalid_argument("The encryption method specified is not supported", HEADER, named)
+        return True
+
+    def _by_bucket(self, access: BucketAccess) -> bool:
+        if access.encryption is None:
+            return self.by_default
+        if access.encryption != AES256.encode():
+            raise Corrupt(f"bucket {access.row.name}: its encryption configuration cannot be read; put it again")
+        return True
+
+    def refuse_upload(self, call: Call) -> None:
+        """Raise NotImplemented if the parts of an upload would have to be encrypted."""
+        if self.is_wanted(call):
+            raise S3Error(
+                "NotImplemented",
+                "Uploads in parts cannot be encrypted. PUT the object in one piece, or use another bucket.",
+            )
+
+    def require_key(self) -> tuple[int, bytes]:
+        """Return the key that encrypts new objects, with its number. Raises NotImplemented if the store has none,
+        ConfigError, Corrupt, Transient."""
+        found = self._ring.newest()
+        if found is None:
+            raise S3Error(
+                "NotImplemented",
+                "This store has no key for encryption. Its operator can add one: nos-ec s3 encryption-key add",
+            )
+        return found
+
+    def encrypted(self, plain: ByteStream, key: ObjectKey) -> EncryptedStream:
+        """Return the ciphertext of a new object. Raises what `require_key` raises."""
+        number, store_key = self.require_key()
+        return EncryptedStream(plain, store_key, number, self._random(SALT_BYTES), key)
+
+    def condition_on_stored(self, key: ObjectKey, condition: Condition | None) -> Condition | None:
+        """Return the condition with the MD5 that the metadata compares. That is the MD5 of the ciphertext, if the
+        present version is encrypted and has the MD5 in the condition."""
+        is_etag = condition is not None and condition.parts is None and len(condition.md5 or b"") == MD5_BYTES
+        if condition is None or not is_etag or self._ring.newest() is None:
+            return condition
+        with suppress(NotFound):
+            row = self._store.head(key)
+            if row.envelope is not None and self._md5(row, row.envelope) == condition.md5:
+                return replace(condition, md5=row.md5)
+        return condition
+
+    # --- reading ----------------------------------------------------------------------------------
+    def open(self, row: ObjectRow, first: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """Return bytes of exactly this version, decrypted; `length` of None: all from `first` on. Raises what
+        `Store.open_version` raises, and ConfigError."""
+        envelope = row.envelope
+        if envelope is None:
+            return self._store.open_version(row, first, length)
+        rest = envelope.plain_size(row.size) - first
+        return decrypted(
+            self._cipher(row, envelope),
+            envelope,
+            row.size,
+            first,
+            rest if length is None else min(length, rest),
+            lambda offset, count: self._store.open_ciphertext(row, offset, count),
+        )
+
+    def etag_of(self, row: ObjectRow) -> str:
+        """Return the ETag of an object, without quotes. Raises ConfigError, Corrupt."""
+        envelope = row.envelope
+        return etag(*row.tag) if envelope is None else self._md5(row, envelope).hex()
+
+    def etag_of_listed(self, bucket: str, one: ObjectSummary) -> str:
+        """Return the ETag of a listed object, without quotes. One that cannot be decrypted has the MD5 of its
+        ciphertext, so that it does not hide the others."""
+        envelope = envelope_of(one.attributes) if one.attributes else None
+        if envelope is not None:
+            key = ObjectKey(bucket, one.name)
+            with suppress(Corrupt, ConfigError):
+                return ObjectCipher.of(self._ring.key(envelope.number), envelope, key).md5(envelope).hex()
+        return etag(one.md5, one.parts)
+
+    def shown(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+        """Return the attributes of an object with the checksum of its plain bytes. Raises ConfigError, Corrupt."""
+        envelope = row.envelope
+        if envelope is None or CHECKSUM not in attributes:
+            return dict(attributes)
+        return masked_checksum(self._cipher(row, envelope), attributes)
+
+    def headers_of(self, row: ObjectRow) -> dict[str, str]:
+        """Return the header that says how an object is encrypted; none if it is not."""
+        return {} if row.envelope is None else {HEADER: AES256}
+
+    def _md5(self, row: ObjectRow, envelope: Envelope) -> bytes:
+        return self._cipher(row, envelope).md5(envelope)
+
+    def _cipher(self, row: ObjectRow, envelope: Envelope) -> ObjectCipher:
+        return ObjectCipher.of(self._ring.key(envelope.number), envelope, row.key)
+
+
+def masked_checksum(cipher: ObjectCipher, attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes with their checksum encrypted or decrypted. One that the gateway has not stored, and cannot
+    understand, stays as it is."""
+    found = checksum_of(attributes)
+    algorithm = None if found is None else _ALGORITHMS.get(found.algorithm)
+    value = None if found is None or algorithm is None else checksums.decoded(found.value, algorithm.size)
+    if algorithm is None or value is None:
+        return dict(attributes)
+    masked = checksums.in_base64(cipher.masked(algorithm.value, value))
+    return {**attributes, **checksum_attribute(algorithm.value, masked)}
+
+
+def refuse_customers_key(request: Request) -> None:
+    """Raise InvalidRequest for a GET or HEAD with a key of the customer: no object is encrypted with one."""
+    if any(name.startswith(_CUSTOMERS) for name in request.header_values):
+        raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
