@@ -26,7 +26,7 @@ from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.composition.wiring import System
 from nos_ec.engine.figures.store_totals import CHEAP_ROWS_MAX
 from nos_ec.monitoring.declarations.metric import Kind
-from nos_ec.monitoring.declarations.metrics import METRICS, STORE_PLACEMENT_GROUPS
+from nos_ec.monitoring.declarations.metrics import GC_WORKER_RUNNING, GC_WORKER_SEEN, METRICS, STORE_PLACEMENT_GROUPS
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.settings import without_settings
 from tests.rig.at_rest import LaterClock, end_log
@@ -99,11 +99,15 @@ def alive(process: subprocess.Popen[bytes]) -> None:
     assert process.poll() is None, "the daemon ended"
 
 
+ABSENT = (STORE_PLACEMENT_GROUPS, GC_WORKER_RUNNING, GC_WORKER_SEEN)
+"""Metrics of a store on Ceph, and of one with several GC workers (test_gc_workers.py)."""
+
+
 def expected_names(service: str) -> set[str]:
     """Return the names of metrics of a store without Ceph."""
     names = set()
     for metric in METRICS:
-        if service in metric.services and metric is not STORE_PLACEMENT_GROUPS:
+        if service in metric.services and metric not in ABSENT:
             suffixes = ("_bucket", "_count", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
             names |= {metric.exposed_name + suffix for suffix in suffixes}
     return names
