@@ -323,7 +323,7 @@ def _gone(row: ObjectRow) -> Conflict:
 
 
 def _refuse_encrypted(row: ObjectRow) -> None:
-    if row.envelope is not None:
+    if row.attributes and row.envelope is not None:
         raise Encrypted(f"{row.key} is encrypted; read it over S3, with a gateway that has the master key", key=row.key)
 
 

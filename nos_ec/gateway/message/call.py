@@ -9,7 +9,7 @@ from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_MAX
 from nos_ec.core.versions import Versioning
-from nos_ec.gateway.auth.access import BucketAccess, Sender, account_of
+from nos_ec.gateway.auth.access import BucketAccess, Sender
 from nos_ec.gateway.message.body import Source
 from nos_ec.ports.metadata import Rights
 from nos_ec.s3.answers import Owner
@@ -48,7 +48,7 @@ class Call:
     @property
     def account(self) -> str | None:
         """The account of the sender; None for an anonymous request."""
-        return account_of(self.sender)
+        return None if self.sender is None else self.sender.account
 
     @property
     def payload(self) -> Payload:

@@ -33,7 +33,9 @@ from nos_ec.s3.request import Request
 HEADER = "x-amz-server-side-encryption"
 _OF_KMS = ("aws:kms", "aws:kms:dsse")
 _ALGORITHMS = {algorithm.value: algorithm for algorithm in Algorithm}
-_CUSTOMERS = b"x-amz-server-side-encryption-customer-"
+_CUSTOMERS = frozenset(
+    [b"x-amz-server-side-encryption-customer-" + name for name in (b"algorithm", b"key", b"key-md5")]
+)
 
 
 class _Stored(Protocol):
@@ -114,7 +116,7 @@ class Encryption:
     def open(self, row: ObjectRow, first: int = 0, length: int | None = None) -> Iterator[bytes]:
         """Return bytes of exactly this version, decrypted; `length` of None: all from `first` on. Raises what
         `Store.open_version` raises, and ConfigError."""
-        envelope = row.envelope
+        envelope = row.envelope if row.attributes else None
         if envelope is None:
             return self._store.open_version(row, first, length)
         rest = envelope.plain_size(row.size) - first
@@ -129,13 +131,15 @@ class Encryption:
 
     def etag_of(self, row: ObjectRow) -> str:
         """Return the ETag of an object, without quotes. Raises ConfigError, Corrupt."""
+        if not row.attributes:
+            return row.md5.hex()
         envelope = row.envelope
         return etag(*row.tag) if envelope is None else self._md5(row, envelope).hex()
 
     def etag_of_listed(self, bucket: str, one: ObjectSummary) -> str:
         """Return the ETag of a listed object, without quotes. One that cannot be decrypted has the MD5 of its
         ciphertext, so that it does not hide the others."""
-        envelope = envelope_of(one.attributes) if one.attributes else None
+        envelope = envelope_of(one.attributes)
         if envelope is not None:
             key = ObjectKey(bucket, one.name)
             with suppress(Corrupt, ConfigError):
@@ -151,7 +155,7 @@ class Encryption:
 
     def headers_of(self, row: ObjectRow) -> dict[str, str]:
         """Return the header that says how an object is encrypted; none if it is not."""
-        return {} if row.envelope is None else {HEADER: AES256}
+        return {} if not row.attributes or row.envelope is None else {HEADER: AES256}
 
     def _md5(self, row: ObjectRow, envelope: Envelope) -> bytes:
         return self._cipher(row, envelope).md5(envelope)
@@ -174,5 +178,5 @@ def masked_checksum(cipher: ObjectCipher, attributes: Mapping[str, str]) -> dict
 
 def refuse_customers_key(request: Request) -> None:
     """Raise InvalidRequest for a GET or HEAD with a key of the customer: no object is encrypted with one."""
-    if any(name.startswith(_CUSTOMERS) for name in request.header_values):
+    if not _CUSTOMERS.isdisjoint(request.header_values):
         raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")

@@ -15,7 +15,7 @@ from nos_ec.core.versions import VERSION_MAX
 from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.message.call import Call, object_key
 from nos_ec.gateway.message.encryption import Encryption
-from nos_ec.gateway.message.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of
+from nos_ec.gateway.message.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of, etag
 from nos_ec.gateway.message.reply import Reply, xml
 from nos_ec.gateway.message.versions import id_of, number_of
 from nos_ec.ports.metadata import EntryPage, ObjectSummary, Rights, VersionEntry, VersionPage, summary
@@ -120,9 +120,11 @@ class Listings:
         return self._listed(row.key.bucket, of_row)._replace(**shown)
 
     def _listed(self, bucket: str, one: ObjectSummary) -> Listed:
-        listed = Listed(one.name, one.created_ms, self._encryption.etag_of_listed(bucket, one), one.size)
         kept = one.attributes
-        if not kept or (_STORAGE_CLASS not in kept and _CHECKSUM not in kept):
+        if not kept:
+            return Listed(one.name, one.created_ms, etag(one.md5, one.parts), one.size)
+        listed = Listed(one.name, one.created_ms, self._encryption.etag_of_listed(bucket, one), one.size)
+        if _STORAGE_CLASS not in kept and _CHECKSUM not in kept:
             return listed
         attributes = users_attributes(kept)
         checksum = checksum_of(attributes)

@@ -32,6 +32,7 @@ MODE, UNTIL, HOLD = (
     "x-amz-object-lock-retain-until-date",
     "x-amz-object-lock-legal-hold",
 )
+_OF_LOCKS = frozenset(name.encode() for name in (MODE, UNTIL, HOLD))
 _BYPASS = "x-amz-bypass-governance-retention"
 
 _T = TypeVar("_T")
@@ -67,10 +68,10 @@ class LocksOfPuts:
     def of_headers(self, call: Call) -> Lock | None:
         """Return the lock that the headers of a request set; None without such headers. Raises InvalidRequest if the
         bucket has no object lock, InvalidArgument."""
+        if _OF_LOCKS.isdisjoint(call.request.header_values):
+            return None
         header = call.request.header
         mode, until, hold = header(MODE), header(UNTIL), header(HOLD)
-        if mode is None and until is None and hold is None:
-            return None
         assert call.access is not None
         require_lock(call.access)
         retention = object_lock.retention_of_headers(mode, until)
@@ -104,10 +105,11 @@ class LocksOfPuts:
 
 def require_checksum(call: Call) -> None:
     """Raise InvalidRequest if a PUT that sets a lock by headers has no checksum of its body."""
+    if _OF_LOCKS.isdisjoint(call.request.header_values):
+        return
     names = [name.decode("latin-1") for name in call.request.header_values]
-    is_locked = any(name in (MODE, UNTIL, HOLD) for name in names)
     has_checksum = any(name in ("content-md5", "x-amz-trailer") or name.startswith("x-amz-checksum-") for name in names)
-    if is_locked and not has_checksum:
+    if not has_checksum:
         raise S3Error(
             "InvalidRequest",
             "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock"
@@ -132,7 +134,7 @@ def bypasses(call: Call, key: str, version: str | None) -> bool:
 
 def lock_headers(call: Call, row: ObjectRow) -> dict[str, str]:
     """Return the headers with the lock of a version, as far as the sender may read them."""
-    lock = row.lock
+    lock = row.lock if row.attributes else None
     if lock is None or call.access is None:
         return {}
     found = {}

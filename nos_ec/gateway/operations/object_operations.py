@@ -393,7 +393,7 @@ class ObjectOperations:
         refuse_unsupported(call.request)
         require_checksum(call)
         encryption = self._encryption if self._encryption.is_wanted(call) else None
-        request = replace(self._put_request(call), lock=self._locks.of_put(call))
+        request = self._put_request(call)
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
             row, attributes, md5 = store_body(self._store, request, body, attributes, encryption)
@@ -406,8 +406,9 @@ class ObjectOperations:
 
     def _put_request(self, call: Call) -> PutRequest:
         """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
-        condition = self._encryption.condition_on_stored(call.object_key, write_condition(call.request))
-        return PutRequest(call.object_key, condition=condition, versioning=call.versioning)
+        key, lock = call.object_key, self._locks.of_put(call)
+        condition = self._encryption.condition_on_stored(key, write_condition(call.request))
+        return PutRequest(key, condition=condition, versioning=call.versioning, lock=lock)
 
     def expiry_headers(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
         """Return the header with the date when the object expires; none if no rule of its bucket applies."""
@@ -487,7 +488,7 @@ class ObjectOperations:
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
-        put = replace(self._put_request(call), lock=self._locks.of_put(call))
+        put = self._put_request(call)
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(self._encryption.open(row), row.users_size, algorithm, at_end)

@@ -180,13 +180,13 @@ class Service:
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
-        sender, signed = self._sender(sent)
+        now_ms = self._clock.now_ms()
+        sender, signed = self._sender(sent, now_ms)
         record.account = account_of(sender)
         if operation == "HeadBucket":
             # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")
         access = None if operation in _WITHOUT_BUCKET else self._access.bucket(bucket or "")
-        now_ms = self._clock.now_ms()
         call = Call(request, operation, bucket or "", key or "", sender, signed, source, access, now_ms)
         if access is None:
             require_in_session(call)
@@ -201,14 +201,14 @@ class Service:
         record.account, record.code = answer.account, answer.code
         return answer.reply
 
-    def _sender(self, request: Request) -> tuple[Sender | None, Signed | None]:
+    def _sender(self, request: Request, now_ms: int) -> tuple[Sender | None, Signed | None]:
         """Return who signed the request, None for an anonymous one, and the verified signature."""
-        old = read_claim_v2(request, self._clock.now_ms())
+        old = read_claim_v2(request, now_ms)
         if old is not None:
             sender = self._access.sender(old.access_key, None)
             host_bucket = bucket_of_host(request.header("host"), self._domains)
             return sender, verify_v2(request, old, None if sender is None else sender.secret, host_bucket)
-        claim = read_claim(request, self._clock.now_ms())
+        claim = read_claim(request, now_ms)
         if claim is None:
             return None, unsigned(request)
         sender = self._access.sender(claim.access_key, claim.token)

@@ -86,6 +86,8 @@ class ObjectRow:
     def users_size(self) -> int:
         """Return the number of bytes that users see: the total of its parts, if it is composed, and of plain bytes, if
         it is encrypted."""
+        if not self.attributes:
+            return self.size
         composition = self.composition
         if composition is not None:
             return composition.size
