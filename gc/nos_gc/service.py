@@ -110,6 +110,7 @@ class GcService:
                 except LeaseLost:
                     raise
                 except Conflict as error:
+                    _log.info("worker not run", worker=worker, error=str(error))
                     taken = error
                     continue
                 except NosError as error:
@@ -253,8 +254,8 @@ class GcService:
         return result.blocks_condemned > 0
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
-        """Collect every `wait_ms` until `stop` is set. After a pause, and when `gc.blocks_max_per_run` ended a run,
-        collect again at once. A worker whose last run, in any process, began less than half of `wait_ms` ago is not
+        """Collect every `wait_ms` until `stop` is set. After a pause, and when `gc.blocks_max_per_run` or a lack of space
+        ended a run that had freed something, collect again at once. A worker whose last run, in any process, began less than half of `wait_ms` ago is not
         due."""
         recent_ms = wait_ms // 2
         while not stop.is_set():
@@ -270,7 +271,7 @@ class GcService:
             if result is not None and result.stopped is Stopped.PAUSED:
                 self._outlast_pause(stop, wait_ms, beat)
                 recent_ms = 0
-            elif result is not None and result.behind is Behind.BLOCKS and result.blocks_condemned:
+            elif result is not None and _goes_on(result):
                 recent_ms = 0
             else:
                 beat(wait_ms)
@@ -288,6 +289,13 @@ class GcService:
                     return
             except NosError as error:
                 _log.warning("pause of GC not read; trying again", error=str(error))
+
+
+def _goes_on(result: CollectionResult) -> bool:
+    """Return whether the next run is due at once. After a lack of space it is one of worker 0 alone."""
+    if result.stopped is Stopped.SPACE:
+        return result.blocks_condemned > 0
+    return result.behind is Behind.BLOCKS and result.objects_moved > 0
 
 
 def _began_ms(one: WorkerState) -> int:

@@ -259,7 +259,9 @@ class Rebuilder:
         queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
         state.pages = number
         if objects:
-            state.new_ids = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
+            # A page of large objects follows the small ones of the same page of rows, so the ids do not only rise.
+            above = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
+            state.new_ids = max(state.new_ids, above)
         self.figures.loaded += len(objects)
         until_ms = self._now_ms + QUARANTINE_MS
         claimed = [

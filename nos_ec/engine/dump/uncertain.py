@@ -56,7 +56,7 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
     # 1. Compare the objects of the dump with the rows: those that were in the trash first, then the others.
     after = 0
     for page in _pages(source):
-        after = max(page.columns["object_id"]) // NEW_IDS * NEW_IDS + NEW_IDS - 1
+        after = max(after, max(page.columns["object_id"]) // NEW_IDS * NEW_IDS + NEW_IDS - 1)
         unchanged = _unchanged(page, metadata)
         changed = (object_id not in unchanged for object_id in page.columns["object_id"])
         page_of_dump = list(rows.objects_of(rows.selected(page, changed)))

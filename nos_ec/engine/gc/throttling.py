@@ -68,7 +68,7 @@ class Throttle:
         self._end_ms = None if max_ms is None else self._started_ms + max_ms
         self._polled_ms: int | None = None
         # Each worker compares reads while it works with reads while only the others work.
-        self._speed = RunSpeed(run.options.slowdown_max ** (1 / run.options.workers))
+        self._speed = RunSpeed(run.options.slowdown_max ** (1 / run.share.workers))
         self._control = Control()
         self._is_urgent = self._is_unlimited = False
         self._set_limits()
@@ -120,7 +120,7 @@ class Throttle:
 
     def _new_limit(self, of_operator: int | None, of_settings: int) -> RateLimit:
         per_s = of_settings if of_operator is None else of_operator
-        own = per_s and max(1, per_s // self._run.options.workers)
+        own = per_s and max(1, per_s // self._run.share.workers)
         return RateLimit(self._run.clock, 0 if self._is_unlimited else own)
 
     def _check_space(self) -> None:

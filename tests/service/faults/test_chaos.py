@@ -40,20 +40,25 @@ SECONDS_MAX = max(270, 6 * SECONDS)
 LEASE_S = SHORT_MS / 1000
 WRITERS, READERS = 3, 2
 
+GC_WORKERS = random.Random(SEED).choice([1, 3])
+"""With several, two processes take turns with their work."""
 ACTORS = {
     "producer-0": Actor(("producer",), SHORT),
     "producer-1": Actor(("producer",), SHORT),
     "consumer-0": Actor(("consumer",), SHORT),
     "consumer-1": Actor(("consumer",), SHORT),
     "consumer-2": Actor(("consumer",), SHORT),
-    "gc-0": Actor(("gc", "run", "--apply", "--loop"), SHORT),
+    **{
+        f"gc-{number}": Actor(("gc", "run", "--apply", "--loop"), SHORT)
+        for number in range(1 if GC_WORKERS == 1 else 2)
+    },
 }
 """Besides a gateway, which is only killed: a client that gave up waiting would not know what became of its request."""
 S3_WRITERS = 1
 SETTINGS = {
     "reservation_ms = 30000": f"reservation_ms = {SHORT_MS}",
     "lease_ttl_ms = 30000": f"lease_ttl_ms = {SHORT_MS}",
-    "[gc]": "[gc]\nwait_ms = 200\nhole_ratio_min = 0.3\nread_slowdown_max = 0",
+    "[gc]": f"[gc]\nworkers = {GC_WORKERS}\nwait_ms = 200\nhole_ratio_min = 0.3\nread_slowdown_max = 0",
     "[consumer]": "[consumer]\nlanes = 3\nlinger_ms = 400\nlinger_max_ms = 400",
 }
 WORKLOAD = Workload(

@@ -449,6 +449,18 @@ def test_gc_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("point", GC_POINTS)
+def test_gc_killed_between_two_workers(bench: Bench, point: str) -> None:
+    """The first of them has collected its blocks, or the process dies with it. Afterwards, there is only one."""
+    bench.prepare(_packed_with_holes)
+    config = bench.config.read_text()
+    bench.config.write_text(config.replace("[gc]\n", "[gc]\nworkers = 2\n"))
+    kill(bench, point, "gc", "run", "--apply")
+    bench.config.write_text(config)
+    assert_recovers(bench)
+
+
 @pytest.mark.parametrize("point", GC_EMPTY_POINTS)
 def test_gc_killed_among_empty_blocks(bench: Bench, point: str) -> None:
     bench.prepare(_packed_with_holes)

@@ -78,7 +78,12 @@ class SqlInspection(SqlPart):
     def columns_after(self, connection: Connection, object_id: int, limit: int) -> ObjectColumns:
         try:
             return read_columns(connection, object_id, limit)
-        except (ValueError, KeyError, InvalidInput):  # a row is damaged: read it in the ordinary way, which names it
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            InvalidInput,
+        ):  # a row is damaged: read it in the ordinary way, which names it
             after = {"after": object_id, "rows_max": limit}
             return ObjectColumns.of(list(map(_as_found, connection.execute(OBJECTS_AFTER, after))))
 

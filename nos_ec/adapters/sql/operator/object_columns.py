@@ -194,4 +194,4 @@ def _object_columns(columns: _Columns) -> ObjectColumns:
 
 
 def _are_ids(column: Sequence[bytes | None]) -> bool:
-    return set(map(len, filter(None, column))) <= {ID_BYTES}
+    return {len(one) for one in column if one is not None} <= {ID_BYTES}

@@ -68,9 +68,14 @@ class CollectionResult:
             **_summed(self, later),
             unreadable=(*self.unreadable, *later.unreadable)[:NAMED_MAX],
             parked=(*self.parked, *later.parked)[:NAMED_MAX],
+            **{name: getattr(self, name) for name in _OF_THE_STORE if getattr(later, name) is None},
             behind=later.behind or self.behind,
             stopped=later.stopped or self.stopped,
         )
+
+
+_OF_THE_STORE = ("space_amplification", "target_space_amplification")
+"""Figures that a run lacks which ended before it had made a plan."""
 
 
 def _summed(first: CollectionResult, second: CollectionResult) -> dict[str, Any]:
