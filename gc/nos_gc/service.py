@@ -254,9 +254,9 @@ class GcService:
         return result.blocks_condemned > 0
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
-        """Collect every `wait_ms` until `stop` is set. After a pause, and when `gc.blocks_max_per_run` or a lack of space
-        ended a run that had freed something, collect again at once. A worker whose last run, in any process, began less than half of `wait_ms` ago is not
-        due."""
+        """Collect every `wait_ms` until `stop` is set. Collect again at once after a pause, and after a run that had
+        freed something when `gc.blocks_max_per_run` or a lack of space ended it. A worker whose last run, in any
+        process, began less than half of `wait_ms` ago is not due otherwise."""
         recent_ms = wait_ms // 2
         while not stop.is_set():
             beat(0)
@@ -271,7 +271,7 @@ class GcService:
             if result is not None and result.stopped is Stopped.PAUSED:
                 self._outlast_pause(stop, wait_ms, beat)
                 recent_ms = 0
-            elif result is not None and _goes_on(result):
+            elif result is not None and _is_unfinished(result):
                 recent_ms = 0
             else:
                 beat(wait_ms)
@@ -291,7 +291,7 @@ class GcService:
                 _log.warning("pause of GC not read; trying again", error=str(error))
 
 
-def _goes_on(result: CollectionResult) -> bool:
+def _is_unfinished(result: CollectionResult) -> bool:
     """Return whether the next run is due at once. After a lack of space it is one of worker 0 alone."""
     if result.stopped is Stopped.SPACE:
         return result.blocks_condemned > 0

@@ -17,6 +17,7 @@ import pytest
 from nos_ec.composition import adapters
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, Transient
+from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.gc.share import Share
 from nos_ec.core.ids import BlockId, timed_id
 from nos_ec.core.states import BlockKind
@@ -31,6 +32,7 @@ from nos_ec.monitoring.gc_samples import worker_samples
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_gc.assemble import gc_collector, gc_service
+from nos_gc.service import _is_unfinished
 from tests.rig.at_rest import LaterClock
 from tests.service.conftest import Bench
 from tests.service.gc.test_gc import configure, dig_holes, sealed
@@ -456,3 +458,29 @@ def test_the_end_of_a_killed_run_is_recorded_by_the_next_run_of_its_worker(bench
         collect(system)
         (killed,) = [one for one in read_events(system.metadata) if one.outcome == "failed"]
         assert killed.process == "process 7 on lost"
+
+
+def test_worker_0_alone_has_the_whole_of_the_limits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise more workers would make GC slower just when space is short."""
+    workers(bench, 2)
+    configure(bench, "gc", "bytes_per_s = 1000000")
+    with bench.open() as system:
+        geometry = system.geometry
+        needed = 2 * (geometry.block_size + geometry.group_size_max) + (16 << 20)
+        dig_holes(bench, system)
+        monkeypatch.setattr(type(system.blocks), "free_bytes", lambda _: needed - 1)
+        clock = jumping(system)
+        result = collect(system)
+        moved = result.bytes_moved + result.header_bytes_read + result.stripes_written * system.geometry.stripe_size
+        assert moved
+        assert clock.waited_ms == pytest.approx(moved / 1000, rel=0.2)
+        assert result.space_amplification is not None, "worker 1 made no plan"
+
+
+def test_a_daemon_runs_at_once_when_a_lack_of_space_has_ended_a_run() -> None:
+    """Worker 0 then collects all blocks. It waits when there is nothing to free."""
+    for stopped, condemned, is_due in ((Stopped.SPACE, 1, True), (Stopped.SPACE, 0, False), (None, 1, False)):
+        assert _is_unfinished(CollectionResult(stopped=stopped, blocks_condemned=condemned)) is is_due
+    for moved in (0, 1):
+        result = CollectionResult(behind=Behind.BLOCKS, blocks_condemned=1, objects_moved=moved)
+        assert _is_unfinished(result) is bool(moved), "condemning empty blocks alone is no progress"
