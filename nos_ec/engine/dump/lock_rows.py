@@ -1,8 +1,9 @@
 """Applies notes about locks in a rebuild, when all versions are known (core.locking.lock_note).
 
 A note names its version by its number. A version that was recovered from a landing copy has another number, close to
-the time of its PUT; then size and CRC32C decide, too. If that fits several versions, each of them is locked as the note
-says, but none gets a weaker lock than it has.
+the time of its PUT; then size and CRC32C decide, too. The note may then be about another version that is gone, so each
+version that fits is locked as the note says, but none gets a weaker lock than it has. The same holds for a note that
+no transaction can have accepted.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def apply_notes(stores: RebuildInput) -> int:
         versions = [one for page in _versions_of(note.key, stores.metadata) for one in page if _may_be(note, one)]
         exact = [one for one in versions if one.version == note.version]
         lock = note.lock(note_number(row.key))
-        if not exact and len(versions) == 1:
-            exact = versions
         for version in exact or versions:
-            new = lock if exact else _stronger(lock, version.lock or Lock())
+            known = version.lock or Lock()
+            is_sure = exact and known.may_become(lock, put_ms_of(row.version), bypass=True)
+            new = lock if is_sure else _stronger(lock, known)
             attributes = with_lock(version.attributes, new)
             if attributes != version.attributes and stores.metadata.set_attributes(version, attributes):
                 changed += 1

@@ -8,6 +8,7 @@ noncurrent again, and the newest version of each key becomes current.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import ObjectKey
@@ -111,6 +112,9 @@ def _doubles(rows: Sequence[ObjectRow], current: Mapping[ObjectKey, ObjectRow], 
 
 def _is_copy_of(copy: ObjectRow, version: ObjectRow) -> bool:
     if (copy.size, copy.crc32c, copy.md5) != (version.size, version.crc32c, version.md5):
+        return False
+    # A version with another lock is another one: of two PUTs of the same bytes, only one may be locked.
+    if copy.lock is not None and (version.lock is None or replace(version.lock, note=copy.lock.note) != copy.lock):
         return False
     return version.state is ObjectState.PACKED and 0 <= version.version // 1000 - copy.created_ms <= PUT_MS_MAX
 

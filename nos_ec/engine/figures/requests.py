@@ -18,8 +18,10 @@ from nos_ec.core.errors import (
     ConfigError,
     Conflict,
     Corrupt,
+    Encrypted,
     InvalidInput,
     LeaseLost,
+    Locked,
     NosError,
     NoSpace,
     NoSuchUpload,
@@ -54,10 +56,12 @@ os.register_at_fork(after_in_child=_forked)
 
 ERROR_KINDS: Mapping[type[NosError], str] = {
     InvalidInput: "invalid_input",
+    Encrypted: "encrypted",
     ConfigError: "config",
     NotFound: "not_found",
     NoSuchUpload: "no_such_upload",
     Conflict: "conflict",
+    Locked: "locked",
     LeaseLost: "lease_lost",
     PreconditionFailed: "precondition_failed",
     Corrupt: "corrupt",

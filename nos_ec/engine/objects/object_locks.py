@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from io import BytesIO
 
+from nos_ec.core.conditions import ABSENT, Condition
+from nos_ec.core.errors import Conflict, Locked, NotFound, PreconditionFailed
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.locking.lock import Lock
 from nos_ec.core.locking.lock_note import encode_note, note_key
 from nos_ec.engine.objects.store import Store
@@ -31,9 +34,26 @@ class ObjectLocks:
         shortened. Raises Locked if the retention may not be changed like this, Conflict if the version does not exist
         any more or has other attributes than `row`, InvalidInput (too many attributes), NoSpace, Transient."""
         known = row.lock
+        # A rebuild may meet the note without the transaction that would have refused it.
+        if not (known or Lock()).may_become(lock, self._metadata.lock_times().passed_ms, bypass=bypass):
+            raise Locked(
+                f"object {row.key}: version {row.version} is locked; its retention can only be extended", [row.key]
+            )
         lock = replace(lock, note=row.version if known is None or not known.note else known.note)
         step = LockOf(row, lock, bypass)
         _ = step.attributes  # raises InvalidInput before anything is written
         note = encode_note(row.key, row.version, row.size, row.crc32c, lock)
-        self._store.put_record(PutRequest(note_key(row.key, lock.note), step=step), BytesIO(note))
+        key = note_key(row.key, lock.note)
+        try:
+            self._store.put_record(PutRequest(key, condition=self._still(key), step=step), BytesIO(note))
+        except PreconditionFailed:
+            raise Conflict(f"object {row.key}: its lock was changed meanwhile", key=row.key) from None
         self._store.forget(row.key)
+
+    def _still(self, key: ObjectKey) -> Condition:
+        """Return the condition that the note before this one is still there. With a condition, the new note counts as
+        newer, also if its writer's clock is behind."""
+        try:
+            return Condition(self._store.head(key).md5)
+        except NotFound:
+            return ABSENT

@@ -33,6 +33,7 @@ from nos_ec.ports.metadata import (
     CompletionOf,
     DeleteVersion,
     EntryPage,
+    LockOf,
     NewObject,
     ObjectRow,
     ObjectSummary,
@@ -282,7 +283,7 @@ class Store(ObjectReads):
 
     def _put_large(self, request: PutRequest, head: bytes, rest: ByteStream) -> ObjectRow:
         key = request.key
-        if isinstance(request.step, CompletionOf):
+        if isinstance(request.step, CompletionOf | LockOf):
             raise InvalidInput(f"{key} has too many parts for the stripes of this store; use larger ones", key=key)
         try:
             return self._large.put(request, head, rest, self._tails)

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.sums import Summed
 from nos_ec.engine.expiry.survival import Survey
 from nos_ec.engine.figures.header_survey import HeaderSurvey
@@ -110,7 +110,10 @@ class Housekeeping:
                 recovery_ms = now_ms + RECOVERY_WAIT_MS
                 recovered = self._recover(beat, log=failure is None)
                 if self._lock_clock is not None:
-                    self._lock_clock.run_once()
+                    try:
+                        self._lock_clock.run_once()
+                    except Transient as error:
+                        _log.warning("lock time not advanced; trying again", error=str(error))
                 if isinstance(recovered, Exception):
                     failure = failure or recovered
                 else:

@@ -152,7 +152,7 @@ class Accounts:
         """Create a private bucket of this account, or return the existing one unchanged if the account owns it. Raises
         InvalidInput, Transient."""
         require_account(owner)
-        if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name == RESERVED_BUCKET:
+        if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name.startswith(RESERVED_BUCKET):
             raise InvalidInput(f"{name!r} cannot be the name of a bucket")
         self._metadata.create_bucket(name, owner, CannedAcl.PRIVATE, self._clock.now_ms())
         row = self._metadata.bucket(name)

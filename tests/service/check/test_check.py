@@ -611,6 +611,7 @@ def test_the_command_when_not_all_could_be_looked_at(
             raise Transient("no answer")
 
         monkeypatch.setattr(type(system.blocks), "list_blocks", away)
+    capfd.readouterr()
     assert start(["--config", str(bench.config), "check", "--json"]) == 7
     out, err = capfd.readouterr()
     assert json.loads(out)["unfinished"] == [{"part": "block store", "reason": "no answer"}]

@@ -110,7 +110,7 @@ def test_segments_that_stay_end_the_bench(config: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("nos_ec.engine.landing.trimmer.Trimmer.run_once", lambda *_: TrimResult())
     with (
         life_stores(load_settings(config, {}), "log", KEY) as stores,
-        pytest.raises(Transient, match="segments of the landing log were not released"),
+        pytest.raises(Transient, match="segment of the landing log was not released"),
     ):
         LifeBench(stores, options(1000), lambda *_: None).run()
 

@@ -3,6 +3,7 @@ that returns fewer bytes than were asked for."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +16,7 @@ from nos_ec.cli.terminal.streams import Source as CommandSource
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.states import ObjectState
 from nos_ec.engine.objects.large_block import LargeBlock
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream, ReadAhead, read_up_to
@@ -25,7 +27,7 @@ from nos_ec.gateway.message.stored_body import Body, CopiedBody, store_body
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.library import tree
 from nos_ec.library.put_source import Pieces, PutSource
-from nos_ec.ports.metadata import PutRequest
+from nos_ec.ports.metadata import ObjectRow, PutRequest
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Payload, Signed
@@ -48,8 +50,11 @@ class FakeStore:
         self.packed_size_max = packed_size_max
         self.stored: list[bytes] = []
 
-    def put_request(self, _request: PutRequest, stream: ByteStream) -> None:
-        self.stored.append(read_up_to(stream, 1000))
+    def put_request(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
+        data = read_up_to(stream, 1000)
+        self.stored.append(data)
+        md5 = hashlib.md5(data, usedforsecurity=False).digest()
+        return ObjectRow(1, request.key, 1, len(data), 0, md5, ObjectState.LANDED, None, None, 0)
 
 
 class SlowClient(Source):

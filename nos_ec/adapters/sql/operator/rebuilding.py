@@ -345,6 +345,9 @@ def _insert_raw(connection: Connection, table: Table, columns: Sequence[str], ro
     """Insert rows whose values the driver takes as they are. SQLAlchemy would convert each value by itself, which takes
     as long as all the rest of a small row."""
     statement = insert(table).compile(dialect=connection.dialect, column_keys=columns)
+    if not statement.positional:
+        connection.exec_driver_sql(statement.string, [dict(zip(columns, row, strict=True)) for row in rows])
+        return
     assert statement.positiontup == list(columns), "the order of the values is that of the columns of the table"
     connection.exec_driver_sql(statement.string, list(rows))
 
