@@ -121,8 +121,8 @@ def key_end_sessions(
 def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Encrypt all secrets with the first master key.
 
-    To change the master key: put the new one into the first line of s3.master_key_file, run this command, restart the
-    gateways, and remove the other lines.
+    To change the master key: put the new one into the first line of s3.master_key_file, restart the gateways, run this
+    command until it reports 0, and remove the other lines 36 hours later.
     """
     with _accounts(ctx) as accounts:
         changed = accounts.encrypt_again(_masters(ctx))
@@ -130,14 +130,21 @@ def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 @encryption_key_app.command("add")
-def encryption_key_add(ctx: typer.Context, as_json: AsJson = False) -> None:
+def encryption_key_add(
+    ctx: typer.Context,
+    despite: Annotated[
+        bool,
+        typer.Option("--despite-unreadable-keys", help="Add a key although another one is lost with its objects."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Add a key of the store, which encrypts new objects from now on.
 
     The key is stored encrypted with the master key. Gateways use it after at most 10 seconds. Older keys are kept,
-    because the objects that they encrypted need them.
+    because the objects that they encrypted need them. It fails if one of them was lost, or cannot be opened.
     """
     with context(ctx).system() as system:
-        number = KeyRing(system.metadata, _masters(ctx), system.clock).add(os.urandom)
+        number = KeyRing(system.metadata, _masters(ctx), system.clock).add(os.urandom, despite_unreadable=despite)
     emit({"number": number}, as_json, lambda: out.print(f"key {number} encrypts new objects"))
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
@@ -21,8 +22,9 @@ from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, settle
 from nos_ec.composition.operator_side import stall_ms_max
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import ConfigError, Corrupt, Transient
 from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.master_keys import find_master_keys
 from nos_ec.monitoring.endpoint import url_of
 from nos_ec.monitoring.monitor import Monitor
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from nos_ec.gateway.server.connection_counts import ConnectionCounts
     from nos_ec.gateway.server.http_server import GatewayServer
 
+_log = structlog.get_logger(__name__)
 _TURN_MS = 500
 _READY_MS = 5000
 """How often a worker checks whether it is ready."""
@@ -139,6 +142,13 @@ def _gateway(
     masters, accounts = find_master_keys(settings), Accounts(system.metadata, system.clock, os.urandom)
     accounts.require_known_secrets(masters)
     monitor.health.require("master key", lambda: accounts.require_known_secrets(masters))
+    ring = KeyRing(system.metadata, masters, system.clock)
+    try:
+        ring.require_all()
+    except (ConfigError, Corrupt) as error:
+        _log.error("some encrypted objects cannot be read", error=str(error))
+    # An older key may be lost for good, and everything else can be served without it.
+    monitor.health.require("encryption key", ring.newest)
     service = make_service(system, masters, settings)
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
     with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:

@@ -117,6 +117,10 @@ class ObjectReads:
             opened = self.read(row, offset, length, as_stored=as_stored)
         except NotFound:
             raise _gone(row) from None
+        except Encrypted:
+            if row.envelope is None:
+                raise _gone(row) from None  # it was overwritten meanwhile by an encrypted object
+            raise
         if not _is_same(opened.row, row):
             raise _gone(row)
         return opened.windows

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
+from typing import Protocol
 
 from nos_ec.core.encryption.envelope import KEY_NUMBER_MAX
 from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, NosError
+from nos_ec.core.ids import ACCESS_BUCKET
 from nos_ec.engine.encryption.ciphers import KEY_BYTES
 from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessKeys, KeyState
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessKeys, AccessOf, KeyState
 
 _PREFIX = "nos_ec:objects:"
 """The names of the records; a colon cannot be in the name of an access key."""
@@ -34,10 +36,17 @@ def is_of_ring(access_key: str) -> bool:
     return access_key.startswith(_PREFIX)
 
 
+class RingMetadata(AccessKeys, Protocol):
+    """The parts of the metadata that a key ring needs."""
+
+    def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+        """See `Objects.list_names`."""
+
+
 class KeyRing:
     """The keys of one store. Safe to call from several threads."""
 
-    def __init__(self, metadata: AccessKeys, masters: MasterKeys, clock: Clock) -> None:
+    def __init__(self, metadata: RingMetadata, masters: MasterKeys, clock: Clock) -> None:
         self._metadata = metadata
         self._masters = masters
         self._clock = clock
@@ -51,12 +60,28 @@ class KeyRing:
         """Return the key that encrypts new objects, with its number; None if the store has no keys. A key that another
         process adds is seen after REMEMBER_MS at the latest. Raises ConfigError, Corrupt, Transient."""
         with self._lock:
-            now_ms = self._clock.now_ms()
-            if self._looked_ms is None or not 0 <= now_ms - self._looked_ms < REMEMBER_MS:
-                self._look_up()
-                self._looked_ms = now_ms
-            number = max([*self._known, *self._unreadable], default=None)
+            number = self._newest_number()
             return None if number is None else (number, self._found(number))
+
+    def has_keys(self) -> bool:
+        """Return whether the store has keys, also if none of them can be opened. It remembers as `newest` does. Raises
+        Transient, and Corrupt if the name of a record is damaged."""
+        with self._lock:
+            return self._newest_number() is not None
+
+    def require_all(self) -> None:
+        """Raise ConfigError if a key needs another master key, Corrupt if one is damaged, Transient."""
+        with self._lock:
+            self._look_up()
+            for error in self._unreadable.values():
+                raise error
+
+    def _newest_number(self) -> int | None:
+        now_ms = self._clock.now_ms()
+        if self._looked_ms is None or not 0 <= now_ms - self._looked_ms < REMEMBER_MS:
+            self._look_up()
+            self._looked_ms = now_ms
+        return max([*self._known, *self._unreadable], default=None)
 
     def key(self, number: int) -> bytes:
         """Return the key of this number. Raises ConfigError if it needs another master key, Corrupt if there is no such
@@ -76,16 +101,23 @@ class KeyRing:
             raise self._unreadable[number]
         raise Corrupt(f"key {number} of the store is missing; restore it with the metadata (docs/S3.md)")
 
-    def add(self, random: Callable[[int], bytes]) -> int:
+    def add(self, random: Callable[[int], bytes], *, despite_unreadable: bool = False) -> int:
         """Add a key, which encrypts all objects from now on, and return its number. `random` returns cryptographically
-        secure bytes. After an error it may be repeated. Raises ConfigError, Conflict if another process adds a key at
+        secure bytes. After an error it may be repeated. Raises ConfigError if a key cannot be opened, or is only in the
+        store's own copy of the access records, unless `despite_unreadable`; Conflict if another process adds a key at
         the same time, Corrupt, InvalidInput if there are no numbers left, Transient."""
         with self._lock:
             self._look_up()
+            recorded = self._recorded()
+            lost = sorted(recorded.difference(self._known, self._unreadable))
+            if not despite_unreadable:
+                self._require_whole(lost)
             for known in self._known:
                 # The process that added it may have died before the store had its own copy of the record.
                 self._metadata.change_access_key(_name(known), KeyState.DISABLED)
-            number = max([*self._known, *self._unreadable], default=0) + 1
+            # The number of a lost key is never given again: the record of the new key would replace that of the old
+            # one, which may be the last copy.
+            number = max([*self._known, *self._unreadable, *recorded], default=0) + 1
             if number > KEY_NUMBER_MAX:
                 raise InvalidInput(f"the store has {KEY_NUMBER_MAX} keys that encrypt objects, which is the maximum")
             name, key = _name(number), random(KEY_BYTES)
@@ -94,6 +126,30 @@ class KeyRing:
             self._metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, now_ms, _NOTE))
             self._known[number] = key
             return number
+
+    def _require_whole(self, lost: list[int]) -> None:
+        """Raise ConfigError if keys were lost, or cannot be opened."""
+        if lost:
+            raise ConfigError(
+                f"the metadata lost key {lost[0]}, which encrypts objects, but the store still has a record of it:"
+                " rebuild the metadata, or restore the key from a backup, and then add a key; if it is lost for good,"
+                " use --despite-unreadable-keys"
+            )
+        for number, error in sorted(self._unreadable.items()):
+            settings = error.settings if isinstance(error, ConfigError) else ()
+            raise ConfigError(
+                f"key {number} cannot be opened: {error}; if it is lost for good, use --despite-unreadable-keys",
+                settings=settings,
+            )
+
+    def _recorded(self) -> set[int]:
+        """Return the numbers of the keys in the store's own records (engine/dump/access_records.py)."""
+        found, folder = set[int](), f"{AccessOf.KEY}/"
+        after = prefix = f"{folder}{_PREFIX}"
+        while page := self._metadata.list_names(ACCESS_BUCKET, prefix, after, _PAGE):
+            found |= {_number(name.removeprefix(folder)) for name in page}
+            after = page[-1]
+        return found
 
     def _look_up(self) -> None:
         after = _PREFIX

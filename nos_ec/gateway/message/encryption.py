@@ -23,6 +23,7 @@ from nos_ec.gateway.auth.access import BucketAccess
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, checksum_of, etag
+from nos_ec.gateway.message.versions import number_of
 from nos_ec.ports.metadata import ObjectRow, ObjectSummary
 from nos_ec.s3 import checksums
 from nos_ec.s3.checksums import Algorithm
@@ -100,15 +101,22 @@ class Encryption:
         number, store_key = self.require_key()
         return EncryptedStream(plain, store_key, number, self._random(SALT_BYTES), key)
 
-    def condition_on_stored(self, key: ObjectKey, condition: Condition | None) -> Condition | None:
+    def condition_on_stored(
+        self, key: ObjectKey, condition: Condition | None, version_id: str | None = None
+    ) -> Condition | None:
         """Return the condition with the MD5 that the metadata compares. That is the MD5 of the ciphertext, if the
-        present version is encrypted and has the MD5 in the condition."""
+        version of this id, or the current one for None, is encrypted and has the MD5 in the condition. Raises
+        ConfigError, Corrupt if that version cannot be decrypted, InvalidArgument for an id of no
+        version, Transient."""
         is_etag = condition is not None and condition.parts is None and len(condition.md5 or b"") == MD5_BYTES
-        if condition is None or not is_etag or self._ring.newest() is None:
+        if condition is None or not is_etag or not self._ring.has_keys():
             return condition
         with suppress(NotFound):
-            row = self._store.head(key)
-            if row.envelope is not None and self._md5(row, row.envelope) == condition.md5:
+            if version_id is None:
+                row: ObjectRow | None = self._store.head(key)
+            else:
+                row = self._store.version(key, number_of(version_id)).row
+            if row is not None and row.envelope is not None and self._md5(row, row.envelope) == condition.md5:
                 return replace(condition, md5=row.md5)
         return condition
 

@@ -514,7 +514,7 @@ class ObjectOperations:
         if version is None and call.versioning is None:
             self._delete(call.object_key, condition)
             return empty(status=204)
-        condition = self._encryption.condition_on_stored(call.object_key, condition)
+        condition = self._encryption.condition_on_stored(call.object_key, condition, version)
         bypass = version is not None and bypasses(call, call.key, version)
         deletion = _deletion(call.object_key, version, call.versioning, condition, bypass=bypass)
         (answer,) = self._store.delete_versions([deletion])
@@ -549,7 +549,7 @@ class ObjectOperations:
                 self._require_delete(call, one)
                 key, condition = object_key(call.bucket, one.key), delete_condition(one.etag, one.modified, one.size)
                 if one.version_id is not None or call.versioning is not None:
-                    condition = self._encryption.condition_on_stored(key, condition)
+                    condition = self._encryption.condition_on_stored(key, condition, one.version_id)
                     bypass = one.version_id is not None and bypasses(call, one.key, one.version_id)
                     versions[number] = _deletion(key, one.version_id, call.versioning, condition, bypass=bypass)
                     continue

@@ -31,6 +31,7 @@ from nos_ec.core.ids import BlockId, ObjectKey
 from nos_ec.engine.gc.run.note import read_run, write_run
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from nos_ec.settings.masking import MASK
@@ -310,6 +311,9 @@ def test_a_master_key_that_fits_no_access_key(
     assert (result, "another master key" in detail) == ("failed", True)
     accounts.rotate_key(MasterKeys([SECRET]), made.key.access_key)
     assert found()["S3 master key"] == ("ok", "it fits the access keys")
+    KeyRing(system.metadata, MasterKeys(["cd" * 32]), system.clock).add(os.urandom)
+    result, detail = found()["S3 master key"]
+    assert (result, "a key that encrypts objects" in detail) == ("failed", True)
 
 
 @pytest.mark.parametrize(

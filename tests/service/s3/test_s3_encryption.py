@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
+from nos_ec.adapters.sql.tables.schema import ACCESS_KEYS
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import decode_attributes
-from nos_ec.core.errors import Encrypted, NotFound
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.errors import ConfigError, Conflict, Encrypted, NotFound
+from nos_ec.core.ids import ACCESS_BUCKET, ObjectKey
 from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
@@ -339,7 +341,11 @@ def test_a_lost_master_key(gateway: Gateway, ann: Any, store: Store) -> None:
         wrong.newest()
     with pytest.raises(Exception, match="another master key"):
         wrong.key(1)
-    assert wrong.add(os.urandom) == 2
+    with pytest.raises(ConfigError, match="another master key"):
+        wrong.require_all()
+    with pytest.raises(ConfigError, match="key 1 cannot be opened"):
+        wrong.add(os.urandom)
+    assert wrong.add(os.urandom, despite_unreadable=True) == 2
     newest = wrong.newest()
     assert newest is not None
     assert newest[0] == 2
@@ -359,3 +365,59 @@ def test_a_damaged_envelope_does_not_hide_other_objects(gateway: Gateway, ann: A
     )
     assert [one["Key"] for one in ann.list_objects_v2(Bucket="photos")["Contents"]] == ["a", "b"]
     refused("InternalError", 500, ann.get_object, Bucket="photos", Key="a")
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_number_of_a_lost_key_is_not_used_again(system: System, store: Store, lost: int) -> None:
+    """The database was restored from a backup that is older than the key, but the store has a record of it."""
+    assert [add_key(system) for _ in range(2)] == [1, 2]
+    name = f"nos_ec:objects:{lost:05}"
+    record = store.get(ObjectKey(ACCESS_BUCKET, f"key/{name}"))
+    with system.metadata._engine.begin() as connection:  # type: ignore[attr-defined]
+        connection.execute(delete(ACCESS_KEYS).where(ACCESS_KEYS.c.access_key == name))
+    with pytest.raises(ConfigError, match=f"lost key {lost}.*rebuild the metadata, or restore the key"):
+        add_key(system)
+    assert KeyRing(system.metadata, MASTERS, system.clock).add(os.urandom, despite_unreadable=True) == 3
+    assert store.get(ObjectKey(ACCESS_BUCKET, f"key/{name}")) == record
+
+
+def test_conditions_on_plain_objects_need_no_key(system: System) -> None:
+    add_key(system, MasterKeys(["56" * 32]))
+    with serving(system) as gateway:
+        client = gateway.client("ann")
+        client.create_bucket(Bucket="photos")
+        client.put_object(Bucket="photos", Key="a", Body=b"one")
+        client.put_object(Bucket="photos", Key="a", Body=b"two", IfMatch=etag(b"one"))
+        refused("PreconditionFailed", 412, client.delete_object, Bucket="photos", Key="a", IfMatch=etag(b"one"))
+        client.delete_object(Bucket="photos", Key="a", IfMatch=etag(b"two"))
+        refused("InternalError", 500, client.put_object, Bucket="photos", Key="a", Body=b"one", **AES)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(("old", "new"), [(AES, AES), ({}, AES), (AES, {})])
+def test_a_condition_is_on_the_version_that_a_delete_names(
+    ann: Any, old: dict[str, str], new: dict[str, str], many: bool
+) -> None:
+    ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+    kept = {"Bucket": "photos", "Key": "a", "VersionId": ""}
+    for body in (b"same", b"other"):  # the current version has the same bytes as the old one, or others
+        version = ann.put_object(Bucket="photos", Key="a", Body=b"same", **old)["VersionId"]
+        ann.put_object(Bucket="photos", Key="a", Body=body, **new)
+        kept["VersionId"] = version
+        refused("PreconditionFailed", 412, ann.delete_object, **kept, IfMatch=etag(b"?"))
+        if many:
+            wanted = {"Objects": [{"Key": "a", "VersionId": version, "ETag": etag(b"same")}]}
+            assert [one["VersionId"] for one in ann.delete_objects(Bucket="photos", Delete=wanted)["Deleted"]] == [
+                version
+            ]
+        else:
+            ann.delete_object(**kept, IfMatch=etag(b"same"))
+        refused("NoSuchVersion", 404, ann.get_object, **kept)
+
+
+def test_a_plain_version_that_an_encrypted_one_replaced_is_gone(ann: Any, store: Store) -> None:
+    ann.put_object(Bucket="photos", Key="a", Body=b"plain")
+    row = store.head(ObjectKey("photos", "a"))
+    ann.put_object(Bucket="photos", Key="a", Body=b"encrypted", **AES)
+    with pytest.raises(Conflict):
+        store.open_version(replace(row, crc32c=row.crc32c ^ 1))  # as if its bytes had been overwritten
