@@ -483,4 +483,4 @@ def test_a_daemon_runs_at_once_when_a_lack_of_space_has_ended_a_run() -> None:
         assert _is_unfinished(CollectionResult(stopped=stopped, blocks_condemned=condemned)) is is_due
     for moved in (0, 1):
         result = CollectionResult(behind=Behind.BLOCKS, blocks_condemned=1, objects_moved=moved)
-        assert _is_unfinished(result) is bool(moved), "condemning empty blocks alone is no progress"
+        assert _is_unfinished(result) is bool(moved), "condemning empty blocks alone does not count as progress"
