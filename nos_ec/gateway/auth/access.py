@@ -308,15 +308,19 @@ class _Cache(Generic[_T]):
         self._size_max = size_max
         self._lock = Lock()
         self._answers: OrderedDict[str, tuple[int, _T]] = OrderedDict()
+        self._forgotten = 0
+        """How often an answer was forgotten. A look-up that began before may have found what is no longer true."""
 
     def find(self, name: str, look_up: Callable[[str], _T]) -> _T:
         now_ms = self._clock.now_ms()
         with self._lock:
-            known = self._answers.get(name)
+            known, forgotten = self._answers.get(name), self._forgotten
         if known is not None and 0 <= now_ms - known[0] < self._remember_ms:
             return known[1]
         found = look_up(name)
         with self._lock:
+            if self._forgotten != forgotten:
+                return found
             self._answers[name] = (now_ms, found)
             self._answers.move_to_end(name)
             if len(self._answers) > self._size_max:
@@ -325,4 +329,5 @@ class _Cache(Generic[_T]):
 
     def forget(self, name: str) -> None:
         with self._lock:
+            self._forgotten += 1
             self._answers.pop(name, None)

@@ -147,10 +147,10 @@ class Encryption:
     def etag_of_listed(self, bucket: str, one: ObjectSummary) -> str:
         """Return the ETag of a listed object, without quotes. One that cannot be decrypted has the MD5 of its
         ciphertext, so that it does not hide the others."""
-        envelope = envelope_of(one.attributes)
-        if envelope is not None:
-            key = ObjectKey(bucket, one.name)
-            with suppress(Corrupt, ConfigError):
+        with suppress(Corrupt, ConfigError):
+            envelope = envelope_of(one.attributes)
+            if envelope is not None:
+                key = ObjectKey(bucket, one.name)
                 return ObjectCipher.of(self._ring.key(envelope.number), envelope, key).md5(envelope).hex()
         return etag(one.md5, one.parts)
 

@@ -454,7 +454,7 @@ class ObjectOperations:
         call.require_if_decided(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        encryption = self._encryption if self._encryption.is_wanted(call) else None
+        encrypts = self._encryption.is_wanted(call)
         wanted = request.header("x-amz-checksum-algorithm")
         algorithm = None if wanted is None else checksums.algorithm_named(wanted)
         row, old, of_source = self.source_of_copy(call)
@@ -463,6 +463,8 @@ class ObjectOperations:
         given = attributes_of_call(call)
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         is_same = row.key == call.object_key and not row.is_noncurrent
+        # A copy that only changes the metadata of an encrypted object must not decrypt it.
+        encrypts = encrypts or (row.key == call.object_key and bool(self._encryption.headers_of(row)))
         changes = "x-amz-storage-class", ENCRYPTION
         if is_same and keeps and not any(map(request.header, changes)) and acl_of_headers(request) is None:
             raise S3Error(
@@ -492,6 +494,7 @@ class ObjectOperations:
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(self._encryption.open(row), row.users_size, algorithm, at_end)
+        encryption = self._encryption if encrypts else None
         made, attributes, md5 = store_body(self._store, put, body, attributes, encryption)
         headers = stored_headers(call.versioning, made) | source_headers(of_source, row)
         headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.encryption.envelope import Envelope, envelope_of, with_envelope
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import Corrupt, NosError
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.locking.lock import Lock, lock_of, with_lock
@@ -245,11 +246,13 @@ class ObjectSummary(NamedTuple):
 
 
 def summary(name: str, size: int, md5: bytes, created_ms: int, attributes: bytes) -> ObjectSummary:
-    """Return the summary of an object with these values of its row. Raises Corrupt for damaged attributes."""
+    """Return the summary of an object with these values of its row. With a damaged envelope, it has the stored size, so
+    that it does not hide the others of a listing. Raises Corrupt for otherwise damaged attributes."""
     composition = composition_of(attributes) if attributes else None
     if composition is None:
-        envelope = envelope_of(attributes) if attributes else None
-        size = size if envelope is None else envelope.plain_size(size)
+        with suppress(Corrupt):
+            envelope = envelope_of(attributes) if attributes else None
+            size = size if envelope is None else envelope.plain_size(size)
         return ObjectSummary(name, size, md5, None, created_ms, attributes)
     return ObjectSummary(name, composition.size, composition.md5, composition.parts, created_ms, attributes)
 

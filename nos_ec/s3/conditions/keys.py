@@ -120,7 +120,7 @@ def _all_keys() -> Iterable[ConditionKey]:
     yield ConditionKey("s3:RequestObjectTagKeys", actions=_SETS_TAGS, is_list=True)
     for name in ("acl", "grant-full-control", "grant-read", "grant-read-acp", "grant-write", "grant-write-acp"):
         yield ConditionKey(f"s3:x-amz-{name}", actions=_SETS_ACLS)
-    for name in ("copy-source", "metadata-directive", "storage-class"):
+    for name in ("copy-source", "metadata-directive", "server-side-encryption", "storage-class"):
         yield ConditionKey(f"s3:x-amz-{name}", actions=_PUTS)
     for name in ("if-match", "if-none-match"):
         yield ConditionKey(f"s3:{name}", actions=_PUTS)

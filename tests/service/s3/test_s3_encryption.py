@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import zlib
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from sqlalchemy import delete
 
 from nos_ec.adapters.sql.tables.schema import ACCESS_KEYS
 from nos_ec.composition.wiring import System
-from nos_ec.core.attributes import decode_attributes
+from nos_ec.core.attributes import decode_attributes, encode_attributes
+from nos_ec.core.encryption.envelope import ENVELOPE_ATTRIBUTE
 from nos_ec.core.errors import ConfigError, Conflict, Encrypted, NotFound
 from nos_ec.core.ids import ACCESS_BUCKET, ObjectKey
 from nos_ec.engine.objects.store import Store
@@ -364,6 +366,11 @@ def test_a_damaged_envelope_does_not_hide_other_objects(gateway: Gateway, ann: A
         row, row.attributes.replace(envelope.encode().encode(), damaged.encode())
     )
     assert [one["Key"] for one in ann.list_objects_v2(Bucket="photos")["Contents"]] == ["a", "b"]
+    row = store.head(ObjectKey("photos", "a"))
+    cut = encode_attributes({**decode_attributes(row.attributes), ENVELOPE_ATTRIBUTE: "?"})
+    assert gateway.system.metadata.set_attributes(row, cut)
+    assert [one["Size"] for one in ann.list_objects_v2(Bucket="photos")["Contents"]] == [row.size, 5]
+    assert [one["Size"] for one in ann.list_object_versions(Bucket="photos")["Versions"]] == [row.size, 5]
     refused("InternalError", 500, ann.get_object, Bucket="photos", Key="a")
 
 
@@ -421,3 +428,23 @@ def test_a_plain_version_that_an_encrypted_one_replaced_is_gone(ann: Any, store:
     ann.put_object(Bucket="photos", Key="a", Body=b"encrypted", **AES)
     with pytest.raises(Conflict):
         store.open_version(replace(row, crc32c=row.crc32c ^ 1))  # as if its bytes had been overwritten
+
+
+def test_a_copy_onto_itself_stays_encrypted(ann: Any, store: Store) -> None:
+    ann.put_object(Bucket="photos", Key="a", Body=b"data", **AES)
+    changed = {"MetadataDirective": "REPLACE", "Metadata": {"a": "b"}}
+    made = ann.copy_object(Bucket="photos", Key="a", CopySource="photos/a", **changed)
+    assert made["ServerSideEncryption"] == "AES256"
+    assert store.head(ObjectKey("photos", "a")).envelope is not None
+    got = ann.get_object(Bucket="photos", Key="a")
+    assert (got["Body"].read(), got["Metadata"]) == (b"data", {"a": "b"})
+
+
+def test_a_policy_that_requires_encryption(gateway: Gateway, ann: Any) -> None:
+    unless = {"StringNotEquals": {"s3:x-amz-server-side-encryption": "AES256"}}
+    one = {"Principal": "*", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::photos/*"}
+    statements = [{"Effect": "Allow", **one}, {"Effect": "Deny", "Condition": unless, **one}]
+    ann.put_bucket_policy(Bucket="photos", Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
+    ben = gateway.client("ben")
+    refused("AccessDenied", 403, ben.put_object, Bucket="photos", Key="a", Body=b"data")
+    ben.put_object(Bucket="photos", Key="a", Body=b"data", **AES)

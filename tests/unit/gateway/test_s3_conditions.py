@@ -219,6 +219,8 @@ def test_a_key_that_the_action_does_not_have_is_missing() -> None:
         ("s3:PutObject", "s3:RequestObjectTag/a", True),
         ("s3:GetObject", "s3:x-amz-acl", False),
         ("s3:PutObject", "s3:x-amz-copy-source", True),
+        ("s3:PutObject", "s3:x-amz-server-side-encryption", True),
+        ("s3:GetObject", "s3:x-amz-server-side-encryption", False),
         ("s3:GetObject", "s3:VersionId", False),
         ("s3:GetObjectVersion", "s3:VersionId", True),
         ("s3:GetObject", AGENT, True),
