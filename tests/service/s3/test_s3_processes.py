@@ -23,6 +23,7 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.ids import ObjectKey
 from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.settings import without_settings
 from tests.rig import waiting
@@ -157,6 +158,13 @@ def test_a_master_key_that_fits_no_access_key_is_refused(
         assert accounts.encrypt_again(MasterKeys([OTHER_MASTER, MASTER])) == 1
         until(lambda: gateway.get("/readyz")[0] == 503, "it does not know the new one")
         assert "another master key" in json.dumps(gateway.health("/readyz")[1]["problems"])
+
+
+def test_a_gateway_is_not_ready_without_its_newest_encryption_key(bench: Bench, system: System, tmp_path: Path) -> None:
+    KeyRing(system.metadata, MasterKeys([OTHER_MASTER]), system.clock).add(os.urandom)
+    with serving(bench, tmp_path, 1) as gateway:
+        assert gateway.get("/readyz")[0] == 503
+        assert "a key that encrypts objects" in json.dumps(gateway.health("/readyz")[1]["problems"])
 
 
 def get_often(gateway: Gateway, count: int) -> None:
