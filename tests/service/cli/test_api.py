@@ -772,12 +772,13 @@ def test_a_request_in_flight_is_answered_before_the_process_ends(system: System)
         time.sleep(0.5)
         return "done"
 
-    with closing(httpx.Client()) as client, Server(app, "127.0.0.1", 0) as server:
-        answers: list[int] = []
-        asking = threading.Thread(target=lambda: answers.append(client.get(f"{server.url}/slow").status_code))
-        asking.start()
-        assert entered.wait(WAIT_S_MAX)
-    asking.join(timeout=WAIT_S_MAX)
+    answers: list[int] = []
+    with closing(httpx.Client()) as client:
+        with Server(app, "127.0.0.1", 0) as server:
+            asking = threading.Thread(target=lambda: answers.append(client.get(f"{server.url}/slow").status_code))
+            asking.start()
+            assert entered.wait(WAIT_S_MAX)
+        asking.join(timeout=WAIT_S_MAX)  # before the client closes its connection
     assert answers == [200]
 
 
