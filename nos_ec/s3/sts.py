@@ -28,7 +28,6 @@ _SESSION_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{2,64}")
 _ROLE = re.compile(r"arn:aws:iam::(?P<account>[A-Za-z0-9._@+-]{1,64}):role/(?P<role>[A-Za-z0-9_+=,.@/-]{1,128})")
 _SECONDS = {"AssumeRole": (900, 3600, 12 * 3600), "GetSessionToken": (900, 12 * 3600, 36 * 3600)}
 """The shortest duration, the one without DurationSeconds, and the longest one."""
-SESSION_S_MAX = max(most for _, _, most in _SECONDS.values())
 _COMMON = frozenset(["Action", "Version"])
 _FIELDS = {
     "AssumeRole": _COMMON | {"RoleArn", "RoleSessionName", "Policy", "DurationSeconds", "ExternalId"},
@@ -53,13 +52,38 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
-    """Temporary credentials in an answer. `expires_s` is in Unix seconds."""
+class Session:
+    """What temporary credentials stand for.
+
+    `parent` is the access key that they were made with, and `generation` that key's generation at that time. `name` is
+    the name of the session, empty for GetSessionToken, and `role` that of the assumed role. `policy` is the session
+    policy as it was sent; empty if there is none. `expires_s` is in Unix seconds.
+    """
+
+    account: str
+    parent: str
+    generation: bytes
+    expires_s: int
+    role: str = ""
+    name: str = ""
+    policy: str = ""
+
+    @property
+    def arn(self) -> str:
+        """How answers name the account in this session."""
+        if not self.role:
+            return arn_of(self.account)
+        return f"arn:aws:sts::{self.account}:assumed-role/{self.role.rpartition('/')[2]}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Temporary credentials, as a client gets them."""
 
     access_key: str
     secret: str = field(repr=False)
     token: str = field(repr=False)
-    expires_s: int
+    session: Session
 
 
 def is_sts(request: Request) -> bool:
@@ -122,29 +146,25 @@ def invalid(reason: str) -> S3Error:
     return S3Error("ValidationError", reason)
 
 
-def arn_of(account: str, role: str, session: str) -> str:
-    """Return how answers name an identity: an account, or a role that it has assumed in a session."""
-    if role:
-        return f"arn:aws:sts::{account}:assumed-role/{role.rpartition('/')[2]}/{session}"
+def arn_of(account: str) -> str:
+    """Return how answers name an account."""
     return f"arn:aws:iam::{account}:user/{account}"
 
 
-def issued(wanted: Wanted, account: str, made: Issued, request_id: str) -> bytes:
+def issued(action: str, made: Credentials, request_id: str) -> bytes:
     """Return the body of the answer to AssumeRole or GetSessionToken."""
+    session = made.session
     texts = {
         "AccessKeyId": made.access_key,
         "SecretAccessKey": made.secret,
         "SessionToken": made.token,
-        "Expiration": iso_8601(made.expires_s * 1000),
+        "Expiration": iso_8601(session.expires_s * 1000),
     }
     result = f"<Credentials>{_elements(texts)}</Credentials>"
-    if wanted.role:
-        user = {
-            "AssumedRoleId": f"{made.access_key}:{wanted.session}",
-            "Arn": arn_of(account, wanted.role, wanted.session),
-        }
+    if session.role:
+        user = {"AssumedRoleId": f"{made.access_key}:{session.name}", "Arn": session.arn}
         result += f"<AssumedRoleUser>{_elements(user)}</AssumedRoleUser>"
-    return _answer(wanted.action, result, request_id)
+    return _answer(action, result, request_id)
 
 
 def caller_identity(account: str, arn: str, access_key: str, request_id: str) -> bytes:

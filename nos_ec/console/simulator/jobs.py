@@ -151,8 +151,8 @@ class Simulations:
             return [work.shown for work in reversed(self._works.values())]
 
     def cancel(self, simulation_id: str) -> None:
-        """End a simulation. One that has ended stays as it is. There is no other one until the statement that reads its
-        sizes has been answered. Raises NotFound."""
+        """End a simulation. One that has ended stays as it is. No other simulation starts until the statement that
+        reads the sizes of this one has been answered. Raises NotFound."""
         self._stop(self._work(simulation_id))
 
     def close(self) -> None:

@@ -26,12 +26,12 @@ _NONE, _HOLD = "-", "hold"
 
 
 class LockMode(StrEnum):
-    """Who may shorten or remove a retention before its end."""
+    """Says who may shorten or remove a retention before its end."""
 
     GOVERNANCE = "GOVERNANCE"
-    """Those who have the right to bypass it."""
+    """Senders with the right to bypass it may."""
     COMPLIANCE = "COMPLIANCE"
-    """Nobody. It can only be extended."""
+    """Nobody may. The retention can only be extended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ _log = structlog.get_logger(__name__)
 
 
 def apply_notes(stores: RebuildInput) -> int:
-    """Give each version the lock in its last note. A note that cannot be read is
-    logged. Running it again changes nothing. Returns how many versions got one. Raises Transient."""
+    """Give each version the lock in its last note. A note that cannot be read is logged. Running it again changes
+    nothing. Returns how many versions got one. Raises Transient."""
     changed = 0
     for row in _notes(stores.metadata):
         try:

@@ -81,7 +81,7 @@ class _Other:
 
     @property
     def may_live(self) -> bool:
-        """Whether it has not stopped, and may not have been silent for long."""
+        """Return whether the daemon may still run: it has not stopped, and has not been silent for long."""
         return self.daemon.ended_ms is None and self.records <= SILENT_RECORDS
 
 

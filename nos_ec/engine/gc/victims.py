@@ -112,8 +112,8 @@ def choose(
     """Choose the blocks of a share to rewrite. Holds the rows of one block in memory at a time. Raises Transient.
 
     The policy chooses among all blocks: if it chose among the blocks of the share alone, each worker would bring the
-    whole store to the target by itself, and all together would free too much. So this run plans like those of the other
-    workers, and leaves their victims to them.
+    whole store to the target by itself, and all workers together would free too much. So this run makes the same plan
+    as the other workers, and leaves their victims to them.
     """
     use = metadata.space_use()
     # 1. Find victims: by waste alone without a policy, otherwise by the policy, then by padding.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from io import BytesIO
 
 from nos_ec.core.conditions import ABSENT, Condition
-from nos_ec.core.errors import Conflict, Locked, NotFound, PreconditionFailed
+from nos_ec.core.errors import Conflict, NotFound, PreconditionFailed
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.locking.lock import Lock
 from nos_ec.core.locking.lock_note import encode_note, note_key
@@ -34,13 +34,12 @@ class ObjectLocks:
         shortened. Raises Locked if the retention may not be changed like this, Conflict if the version does not exist
         any more or has other attributes than `row`, InvalidInput (too many attributes), NoSpace, Transient."""
         known = row.lock
-        # A rebuild may meet the note without the transaction that would have refused it.
-        if not (known or Lock()).may_become(lock, self._metadata.lock_times().passed_ms, bypass=bypass):
-            raise Locked(
-                f"object {row.key}: version {row.version} is locked; its retention can only be extended", [row.key]
-            )
         lock = replace(lock, note=row.version if known is None or not known.note else known.note)
         step = LockOf(row, lock, bypass)
+        # A rebuild may meet the note without the transaction that would have refused it.
+        refusal = step.refusal(self._metadata.lock_times().passed_ms)
+        if refusal is not None:
+            raise refusal
         _ = step.attributes  # raises InvalidInput before anything is written
         note = encode_note(row.key, row.version, row.size, row.crc32c, lock)
         key = note_key(row.key, lock.note)

@@ -20,7 +20,7 @@ from nos_ec.core.versions import Versioning
 from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.auth.acls import bucket_rights, is_full_control, is_public, object_rights, without_groups
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
-from nos_ec.gateway.auth.session_tokens import Session, SessionTokens, invalid_token
+from nos_ec.gateway.auth.session_tokens import SessionTokens, invalid_token
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
@@ -33,6 +33,7 @@ from nos_ec.s3.public_access import (
     PublicAccessBlock,
     public_access_block,
 )
+from nos_ec.s3.sts import Session
 
 REMEMBERED_MAX = 10_000
 """Maximum number of cached access keys, and of cached buckets."""
@@ -66,11 +67,6 @@ class Sender:
     generation: bytes
     session: Session | None = None
     policy: Policy | None = None
-
-
-def account_of(sender: Sender | None) -> str | None:
-    """Return the account of a sender; None for an anonymous one."""
-    return None if sender is None else sender.account
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ import json
 import zlib
 from binascii import Error as BadBase64
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -33,6 +32,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from nos_ec.gateway.auth.sealed_secrets import ID_BYTES, NONCE_BYTES, MasterKeys
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.sts import Credentials, Session
 
 TOKEN_CHARS_MAX = 4096
 """More than a token with the longest policy has."""
@@ -44,34 +44,6 @@ KEY_PREFIX = "ASIA"
 _KEY_RANDOM_BYTES = 10
 _FORMAT = b"\1"
 _FRONT = len(_FORMAT) + ID_BYTES + NONCE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What temporary credentials stand for.
-
-    `parent` is the access key that they were made with, and `generation` that key's generation at that time. `name` is
-    the name of the session, empty for GetSessionToken, and `role` that of the assumed role. `policy` is the session
-    policy as it was sent; empty if there is none. `expires_s` is in Unix seconds.
-    """
-
-    account: str
-    parent: str
-    generation: bytes
-    expires_s: int
-    role: str = ""
-    name: str = ""
-    policy: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Temporary credentials, as a client gets them."""
-
-    access_key: str
-    secret: str = field(repr=False)
-    token: str = field(repr=False)
-    session: Session
 
 
 class SessionTokens:

@@ -47,7 +47,9 @@ class _Stored(Protocol):
 
 
 class Encryption:
-    """Encrypts and decrypts objects. Safe to call from several threads."""
+    """Encrypts and decrypts objects. Safe to call from several threads.
+
+    Most objects have no attributes. Methods ask for that first, because each further call counts in a GET."""
 
     def __init__(self, store: Store, ring: KeyRing, random: Callable[[int], bytes], *, by_default: bool) -> None:
         """`random` returns cryptographically secure bytes. `by_default` encrypts objects in buckets without a

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nos_ec.gateway.auth.access import Access, Sender
-from nos_ec.gateway.auth.session_tokens import Session
 from nos_ec.gateway.message.body import BodyWanted, Source
 from nos_ec.gateway.message.call import denied
 from nos_ec.gateway.message.failures import to_s3_error
@@ -74,19 +73,19 @@ class SecurityTokens:
         wanted = sts.wanted_of(body)
         answer.action = wanted.action
         if wanted.action == "GetCallerIdentity":
-            return sts.caller_identity(sender.account, _arn_of(sender), claim.access_key, request_id)
+            arn = sts.arn_of(sender.account) if sender.session is None else sender.session.arn
+            return sts.caller_identity(sender.account, arn, claim.access_key, request_id)
         made = self._access.tokens.issue(self._session(sender, claim.access_key, wanted))
-        issued = sts.Issued(made.access_key, made.secret, made.token, made.session.expires_s)
-        return sts.issued(wanted, sender.account, issued, request_id)
+        return sts.issued(wanted.action, made, request_id)
 
-    def _session(self, sender: Sender, access_key: str, wanted: sts.Wanted) -> Session:
+    def _session(self, sender: Sender, access_key: str, wanted: sts.Wanted) -> sts.Session:
         """Return the session that is asked for. Raises AccessDenied for a sender that is itself in a session, because
         a new session could last longer, and for a role of another account; MalformedPolicy, NotImplemented."""
         if sender.session is not None or (wanted.role and wanted.role_account != sender.account):
             raise denied()
         if wanted.policy:
             session_policy_of(wanted.policy.encode())
-        return Session(
+        return sts.Session(
             sender.account,
             access_key,
             sender.generation,
@@ -95,11 +94,6 @@ class SecurityTokens:
             wanted.session,
             wanted.policy,
         )
-
-
-def _arn_of(sender: Sender) -> str:
-    session = sender.session
-    return sts.arn_of(sender.account, *(("", "") if session is None else (session.role, session.name)))
 
 
 def _body_of(source: Source) -> bytes:

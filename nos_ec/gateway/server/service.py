@@ -11,7 +11,7 @@ from functools import partial
 from urllib.parse import unquote
 
 from nos_ec.core.errors import NosError
-from nos_ec.gateway.auth.access import Access, Sender, account_of
+from nos_ec.gateway.auth.access import Access, Sender
 from nos_ec.gateway.message.body import BodyWanted, Source
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.failures import to_s3_error
@@ -182,7 +182,7 @@ class Service:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
         now_ms = self._clock.now_ms()
         sender, signed = self._sender(sent, now_ms)
-        record.account = account_of(sender)
+        record.account = None if sender is None else sender.account
         if operation == "HeadBucket":
             # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")

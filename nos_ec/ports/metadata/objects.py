@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.encryption.envelope import Envelope, envelope_of, with_envelope
-from nos_ec.core.errors import Corrupt, NosError
+from nos_ec.core.errors import Corrupt, Locked, NosError
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.locking.lock import Lock, lock_of, with_lock
@@ -136,6 +136,14 @@ class LockOf:
     def attributes(self) -> bytes:
         """Return the attributes that the version gets. Raises InvalidInput if they are too many."""
         return with_lock(self.row.attributes, self.lock)
+
+    def refusal(self, now_ms: int) -> Locked | None:
+        """Return the error if the lock of `row` may not be changed like this at this time; None if it may."""
+        row = self.row
+        if (row.lock or Lock()).may_become(self.lock, now_ms, bypass=self.bypass):
+            return None
+        message = f"object {row.key}: version {row.version} is locked; its retention can only be extended"
+        return Locked(message, [row.key])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from botocore.exceptions import ClientError
 
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput
-from nos_ec.gateway.auth import session_tokens
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.gateway.auth.session_tokens import SessionTokens
 from nos_ec.gateway.server import http_server
 from nos_ec.ports.metadata import KeyState
+from nos_ec.s3 import sts
 from tests.service.s3.s3_gateway import MASTERS, Gateway, refused, serving
 
 NAMED = {"Bucket": "photos", "Key": "k"}
@@ -171,11 +171,11 @@ def test_a_session_ends_with_its_time(holder: Holder) -> None:
             client.get_object(**NAMED)
 
 
-def issued(holder: Holder, expires_s: int) -> tuple[Any, session_tokens.Credentials]:
+def issued(holder: Holder, expires_s: int) -> tuple[Any, sts.Credentials]:
     """Return a client with credentials that end at this time, which no request could ask for."""
     key = holder.gateway.system.metadata.access_key(holder.access_key)
     assert key is not None
-    session = session_tokens.Session("ann", holder.access_key, key.generation, expires_s)
+    session = sts.Session("ann", holder.access_key, key.generation, expires_s)
     made = SessionTokens(MASTERS, os.urandom).issue(session)
     return holder.gateway.client_of(made.access_key, made.secret, made.token), made
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
-from nos_ec.gateway.auth.session_tokens import TOKEN_CHARS_MAX, Credentials, Session, SessionTokens
+from nos_ec.gateway.auth.session_tokens import TOKEN_CHARS_MAX, SessionTokens
 from nos_ec.s3 import sts
 from nos_ec.s3.errors import S3Error
+from nos_ec.s3.sts import Credentials, Session
 
 OLD, NEW = "12" * 32, "34" * 32
 SESSION = Session("ann", "AKEY", b"12345678", 1_700_000_000, "backup", "nightly", '{"Statement": []}')

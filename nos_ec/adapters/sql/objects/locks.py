@@ -123,10 +123,8 @@ def change_all(connection: Connection, changes: Sequence[tuple[ObjectKey, LockOf
             continue
         elif current.attributes != row.attributes:
             refused[note] = Conflict(f"object {row.key}: version {row.version} was changed meanwhile", key=row.key)
-        elif not (row.lock or Lock()).may_become(change.lock, now_ms, bypass=change.bypass):
-            refused[note] = Locked(
-                f"object {row.key}: version {row.version} is locked; its retention can only be extended", [row.key]
-            )
+        elif (refusal := change.refusal(now_ms)) is not None:
+            refused[note] = refusal
         else:
             _set_attributes(connection, row, new)
     return refused

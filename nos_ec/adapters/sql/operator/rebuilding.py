@@ -342,8 +342,8 @@ def _values(rebuilt: Rebuilt) -> tuple[Any, ...]:
 
 
 def _insert_raw(connection: Connection, table: Table, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    """Insert rows whose values the driver takes as they are. SQLAlchemy would convert each value by itself, which takes
-    as long as all the rest of a small row."""
+    """Insert rows whose values the driver takes as they are. SQLAlchemy would convert each value separately, which
+    takes as long as everything else for a small row."""
     statement = insert(table).compile(dialect=connection.dialect, column_keys=columns)
     if not statement.positional:
         connection.exec_driver_sql(statement.string, [dict(zip(columns, row, strict=True)) for row in rows])

@@ -50,8 +50,8 @@ class RunState:
 
 
 def read_run(notes: Notes, worker: int = 0) -> RunState | None:
-    """Return the state of the current or last run of a worker. None if there was no run, or if another release wrote
-    the note. Raises Transient."""
+    """Return the state of the current or last run of a worker, or None if there was no run or another release wrote the
+    note. Raises Transient."""
     try:
         data: dict[str, Any] = json.loads(notes.note(_note_of(worker)) or "{}")
         return RunState(**data)
