@@ -61,6 +61,12 @@ def root(
             " the default settings.",
         ),
     ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            "--cell", envvar="NOS_EC_CELL", show_envvar=False, help="Cell of the store that the command is about."
+        ),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Apply the global options."""
@@ -68,14 +74,14 @@ def root(
         typer.echo(f"nos-ec {__version__}")
         raise typer.Exit
     log_for_people()
-    ctx.obj = Context(config)
+    ctx.obj = Context(config, cell or None)
 
 
 def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:
     """Return `nos-ec` with only the commands of the module that these arguments need. If they do not begin with a
     command, as in `nos-ec --help`, all commands are registered; `nos-ec --version` needs none."""
     words = list(arguments)
-    while words and words[0].partition("=")[0] == "--config":
+    while words and words[0].partition("=")[0] in ("--config", "--cell"):
         del words[: 1 if "=" in words[0] else 2]
     if words == ["--version"]:
         return _registered()

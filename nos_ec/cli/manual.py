@@ -20,6 +20,7 @@ NAME = "nos-ec"
 _LINE_MAX = 76
 _ENVIRONMENT = {
     "NOS_EC_CONFIG": "The configuration file, if --config is not given.",
+    "NOS_EC_CELL": "The cell, if --cell is not given.",
     "NOS_EC_SECTION__KEY": "Overrides the setting KEY of [SECTION]. `nos-ec config show` lists all settings.",
 }
 _FILES = {

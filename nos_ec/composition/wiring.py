@@ -49,6 +49,7 @@ def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices
     Raises ConfigError if a store with another geometry, partition count or schema exists, data without its metadata, or
     the data of one store next to the metadata of another. Raises Transient if one of its servers cannot be reached.
     """
+    require_one_cell(settings)
     geometry = settings.geometry.value()
     refuse_other_stores(settings)
     make_root(settings)
@@ -65,6 +66,12 @@ def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices
         assert store_id is not None
         initialise_devices(settings, metadata, store_id, new_devices)
     initialise_log(settings)
+
+
+def require_one_cell(settings: Settings) -> None:
+    """Raise ConfigError for a store that is divided into cells, of which these settings name none."""
+    if settings.cells:
+        raise ConfigError(f"the store is divided into cells; choose one with --cell: {', '.join(settings.cells)}")
 
 
 def _initialise_new(settings: Settings, metadata: Metadata, new_shards: Collection[int]) -> None:
@@ -130,6 +137,7 @@ class System(Adapters):
 def open_system(settings: Settings) -> System:
     """Open an initialised store. Raises ConfigError if it is missing or does not match, Transient if one of its servers
     cannot be reached."""
+    require_one_cell(settings)
     clock = SystemClock()
     with ExitStack() as stack:
         with settings_named(settings.store.url_setting):

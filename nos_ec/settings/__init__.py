@@ -9,10 +9,11 @@ from nos_ec.settings.loading import check_settings, load_settings, without_setti
 from nos_ec.settings.masking import shown_settings
 from nos_ec.settings.s3 import S3Settings
 from nos_ec.settings.secret_files import read_secret
-from nos_ec.settings.sections import ApiSettings, ConsoleSettings, Settings
+from nos_ec.settings.sections import ApiSettings, Cell, ConsoleSettings, Settings
 
 __all__ = [
     "ApiSettings",
+    "Cell",
     "ConsoleSettings",
     "S3Settings",
     "Problem",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from nos_ec.core.errors import ConfigError, InvalidInput
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import ObjectKey
-from nos_ec.settings.sections import REQUEST_TIMEOUT, ConsoleSettings, LogSettings, Settings
+from nos_ec.settings.sections import REQUEST_TIMEOUT, Cell, ConsoleSettings, LogSettings, Settings
 
 DEVICES_MAX = 64
 SEGMENTS_MIN = 4
@@ -97,6 +97,59 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
             f"{settings.producer.republish_ms} is not more than consumer.linger_ms, so objects that are only waiting"
             f" are published repeatedly; use more than {consumer.linger_ms}",
         )
+
+
+COMMON = frozenset({"store.directory", "logging.level", "logging.format"})
+"""Settings that a cell cannot have for itself: they are of the whole store, or of the process that serves all cells."""
+
+
+def check_cells(directory: str | None, cells: Mapping[str, Cell]) -> Iterator[Problem]:
+    """Yields what is wrong between the cells of a store: the cell of the directory is not one of them, or two cells
+    would keep their data in one place."""
+    if directory not in cells:
+        why = "is not set" if directory is None else f"{directory!r} is not one of the cells"
+        yield _wrong("store.directory", f"{why}; name the cell whose database holds the directory: {', '.join(cells)}")
+    for setting, place in _PLACES.items():
+        holders: dict[object, str] = {}
+        for name, cell in cells.items():
+            if (found := place(cell.settings)) is None:
+                continue
+            if (other := holders.setdefault(found, name)) != name:
+                why = (
+                    f"the cells {other} and {name} have the same {setting}; set it in [cells.{other}] or [cells.{name}]"
+                )
+                yield Problem(why, setting)
+
+
+def _database(settings: Settings) -> object:
+    store = settings.store
+    return (store.metadata_url, store.metadata_url_file) if store.has_own_url else None
+
+
+def _folder(settings: Settings) -> object:
+    store = settings.store
+    keeps_data = store.backend == "local" or not store.has_own_url or settings.log.backend == "local"
+    return os.path.normpath(store.root.absolute()) if keeps_data else None
+
+
+def _namespace(settings: Settings) -> object:
+    ceph = settings.ceph
+    pools = (ceph.conf_file, ceph.blocks_pool, ceph.landing_pool, ceph.namespace)
+    return pools if settings.store.backend == "ceph" else None
+
+
+def _topic(settings: Settings) -> object:
+    return (settings.kafka.servers, settings.kafka.topic) if settings.log.backend == "kafka" else None
+
+
+_PLACES: Mapping[str, Callable[[Settings], object]] = {
+    "store.metadata_url": _database,
+    "store.root": _folder,
+    "ceph.namespace": _namespace,
+    "kafka.topic": _topic,
+}
+"""The places where a cell keeps its data, by a setting that keeps those of two cells apart; None where the cell keeps
+none."""
 
 
 def _wrong(setting: str, why: str) -> Problem:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,23 @@ import structlog
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from nos_ec.settings.checks import UTF8_ADVICE, Problem, cross_check, is_utf8, refusal
+from nos_ec.settings.checks import COMMON, UTF8_ADVICE, Problem, check_cells, cross_check, is_utf8, refusal
 from nos_ec.settings.reference import allowed
 from nos_ec.settings.retired import RETIRED
-from nos_ec.settings.sections import Settings, fields_of
+from nos_ec.settings.sections import Cell, Settings, fields_of
 from nos_ec.settings.values import NonEmptyPath, from_text
 
 _log = structlog.get_logger(__name__)
 
+CELLS = "cells"
+"""The table of a file that has the cells."""
+CELL_NAME = re.compile(r"[a-z0-9-]{1,32}")
+WEIGHT_MAX = 1000
+_DATABASE = ("metadata_url", "metadata_url_file")
+"""The keys that name the database. A cell that has one has no use for the other one that is common."""
 ENV_PREFIX = "NOS_EC_"
-ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_KILL_AT"})
-"""Variables with our prefix that are not settings: the settings file, and the kill point of a crash test."""
+ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_CELL", "NOS_EC_KILL_AT"})
+"""Variables with our prefix that are not settings: the settings file, the cell, and the kill point of a crash test."""
 ENV_DEV_PREFIX = "NOS_EC_DEV_"
 """Prefix of the variables that configure the development scripts in deploy/."""
 
@@ -52,43 +58,104 @@ def check_settings(path: Path | None, env: Mapping[str, str]) -> list[Problem]:
 
 def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[Problem]]:
     problems: list[Problem] = []
-    given: dict[str, dict[str, Any]] = {}
-    places: dict[tuple[str, str], str] = {}
-    for place, section, key, value in (*_from_file(path, problems), *_from_env(env, problems)):
+    tables = {} if path is None else _parse(path, problems)
+    cells = _cell_tables(path, tables.pop(CELLS, {}), problems)
+    common = _Values()
+    for one in (*_from_file(path, tables, problems), *_from_env(env, problems)):
+        common.add(one, problems)
+    settings = common.settings(problems)
+    if not cells:
+        return settings, problems + ([] if settings is None else common.contradictions(settings))
+    found: dict[str, Cell] = {}
+    for name, table in cells.items():
+        prefix = f"{CELLS}.{name}."
+        weight = _weight(path, prefix, table, problems)
+        own = _Values(common, prefix)
+        if not table.get("store", {}).keys().isdisjoint(_DATABASE):
+            own.forget("store", _DATABASE)
+        for one in _from_file(path, table, problems, prefix):
+            own.add(one, problems)
+        if (of_cell := own.settings(problems)) is not None:
+            problems += own.contradictions(of_cell)
+            found[name] = Cell(of_cell, weight)
+    problems = list(dict.fromkeys(problems))  # what is wrong with the common settings was found for each cell
+    if settings is None:
+        return None, problems
+    return settings.with_cells(found), problems + list(check_cells(settings.store.directory, found))
+
+
+class _Values:
+    """The values that are given, and where each was given: of the common settings, or of a cell, which begin as the
+    common ones."""
+
+    def __init__(self, common: _Values | None = None, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._given: dict[str, dict[str, Any]] = {}
+        self._places: dict[tuple[str, str], str] = {}
+        if common is not None:
+            self._given = {section: dict(values) for section, values in common._given.items()}
+            self._places = dict(common._places)
+
+    def add(self, given: tuple[str, str, str, Any], problems: list[Problem]) -> None:
+        """Set a value, in place of an earlier one."""
+        place, section, key, value = given
         if isinstance(value, str | Path) and not is_utf8(value):
             why = f"{_shown(section, key, value)} is not valid UTF-8; {UTF8_ADVICE}"
             problems.append(Problem(f"{place}: {why}", f"{section}.{key}"))
-            continue
-        given.setdefault(section, {})[key] = value
-        places[section, key] = place
-    try:
-        settings = Settings.model_validate(given)
-    except ValidationError as error:
-        return None, problems + [_describe(details, places) for details in error.errors()]
-    return settings, problems + [_placed(problem, places) for problem in cross_check(settings)]
+            return
+        self._given.setdefault(section, {})[key] = value
+        self._places[section, key] = place
+
+    def forget(self, section: str, keys: Iterable[str]) -> None:
+        """Let these settings have their default values."""
+        for key in keys:
+            self._given.get(section, {}).pop(key, None)
+            self._places.pop((section, key), None)
+
+    def settings(self, problems: list[Problem]) -> Settings | None:
+        """Return the settings; None if a value is not allowed."""
+        try:
+            return Settings.model_validate(self._given)
+        except ValidationError as error:
+            problems += [_describe(details, self._places) for details in error.errors()]
+            return None
+
+    def contradictions(self, settings: Settings) -> list[Problem]:
+        """Return the contradictions between these settings."""
+        return [_placed(problem, self._places, self._prefix) for problem in cross_check(settings)]
 
 
-def _placed(problem: Problem, places: Mapping[tuple[str, str], str]) -> Problem:
-    """Add to a problem where its setting was set, unless it has its default value."""
+def _placed(problem: Problem, places: Mapping[tuple[str, str], str], prefix: str) -> Problem:
+    """Add to a problem where its setting was set, or at least the cell if it has its default value."""
     section, _, key = (problem.setting or "").partition(".")
     place = places.get((section, key))
     if place is None:
-        return problem
+        return Problem(f"{prefix}{problem.text}", problem.setting, problem.is_harmless)
     return Problem(f"{place}: {problem.text.removeprefix(f'{problem.setting}: ')}", problem.setting)
 
 
 def write_settings(settings: Settings, path: Path) -> None:
     """Write a file that `load_settings` reads back as these settings. It includes secrets, so only its owner may read
     it."""
-    lines: list[str] = []
-    for section in Settings.model_fields:
-        values = getattr(settings, section)
-        lines.append(f"[{section}]")
-        for key, field in fields_of(section).items():
-            if (value := getattr(values, key)) != field.get_default(call_default_factory=True):
-                lines.append(f"{key} = {_toml(value)}")
+    lines = _differences(settings, Settings(), "")
+    for name, cell in settings.cells.items():
+        lines += [f"[{CELLS}.{name}]", f"weight = {cell.weight}"]
+        lines += _differences(cell.settings, settings, f"{CELLS}.{name}.")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write("\n".join(lines) + "\n")
+
+
+def _differences(settings: Settings, common: Settings, prefix: str) -> list[str]:
+    """Return the lines of a file for the settings that differ from those that they have in common."""
+    lines = []
+    for section in Settings.model_fields:
+        values, others = getattr(settings, section), getattr(common, section)
+        lines.append(f"[{prefix}{section}]")
+        for key in fields_of(section):
+            value = getattr(values, key)
+            if value != getattr(others, key) and value is not None:
+                lines.append(f"{key} = {_toml(value)}")
+    return lines
 
 
 def _toml(value: object) -> str:
@@ -109,27 +176,58 @@ def without_settings(env: Mapping[str, str]) -> dict[str, str]:
 _Given = Iterator[tuple[str, str, str, Any]]
 
 
-def _from_file(path: Path | None, problems: list[Problem]) -> _Given:
-    if path is None:
-        return
-    for section, table in _parse(path, problems).items():
+def _from_file(path: Path | None, tables: Mapping[str, Any], problems: list[Problem], prefix: str = "") -> _Given:
+    """Yields the settings in the sections of a file, or in those of a cell, whose names begin with `prefix`."""
+    for section, table in tables.items():
         if section not in Settings.model_fields:
             hint = _hint(section, list(Settings.model_fields))
-            problems.append(Problem(f"{path}: [{section}]: no such section{hint}"))
+            problems.append(Problem(f"{path}: [{prefix}{section}]: no such section{hint}"))
         elif not isinstance(table, dict):
-            why = f"{section} is a section; write [{section}] and its keys below"
-            problems.append(Problem(f"{path}: {section}: {why}", section))
+            why = f"{section} is a section; write [{prefix}{section}] and its keys below"
+            problems.append(Problem(f"{path}: {prefix}{section}: {why}", section))
         else:
             for key, value in table.items():
+                place = f"{path}: {prefix}{section}.{key}"
                 if (name := f"{section}.{key}") in RETIRED:
-                    problems.append(_retired(f"{path}: {name}", name))
+                    problems.append(_retired(place, name))
                 elif key not in fields_of(section):
                     hint = _hint(f"{section}.{key}", _all_keys())
-                    problems.append(Problem(f"{path}: {section}.{key}: no such setting{hint}"))
-                elif _is_path(section, key) and isinstance(value, str) and value:
-                    yield f"{path}: {section}.{key}", section, key, path.absolute().parent / Path(value).expanduser()
+                    problems.append(Problem(f"{place}: no such setting{hint}"))
+                elif prefix and name in COMMON:
+                    problems.append(
+                        Problem(f"{place}: all cells have this setting in common; set it in [{section}]", name)
+                    )
+                elif path is not None and _is_path(section, key) and isinstance(value, str) and value:
+                    yield place, section, key, path.absolute().parent / Path(value).expanduser()
                 else:
-                    yield f"{path}: {section}.{key}", section, key, value
+                    yield place, section, key, value
+
+
+def _cell_tables(path: Path | None, tables: object, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """Return the tables of the cells by name, without those that are not valid."""
+    if not isinstance(tables, dict):
+        problems.append(Problem(f"{path}: {CELLS}: write [{CELLS}.NAME] for each cell, and its settings below", CELLS))
+        return {}
+    found = {}
+    for name, table in tables.items():
+        place = f"{path}: [{CELLS}.{name}]"
+        if not CELL_NAME.fullmatch(name):
+            problems.append(Problem(f"{place}: name a cell with 1 to 32 of the characters a-z, 0-9 and -", CELLS))
+        elif not isinstance(table, dict):
+            problems.append(Problem(f"{place}: write [{CELLS}.{name}], and the settings of the cell below", CELLS))
+        else:
+            found[name] = table
+    return found
+
+
+def _weight(path: Path | None, prefix: str, table: dict[str, Any], problems: list[Problem]) -> int:
+    """Take the weight of a cell out of its table."""
+    weight = table.pop("weight", 1)
+    if type(weight) is int and 0 <= weight <= WEIGHT_MAX:
+        return weight
+    why = f"{weight!r} is not allowed; use a whole number, 0 to {WEIGHT_MAX}"
+    problems.append(Problem(f"{path}: {prefix}weight: {why}", CELLS))
+    return 1
 
 
 def _is_path(section: str, key: str) -> bool:

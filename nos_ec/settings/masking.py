@@ -15,7 +15,16 @@ _QUERY_PATTERN = re.compile(r"([\w.%+-]+=[^&]*)?(&[\w.%+-]+=[^&]*)*")
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """Return all settings as JSON values, by section and key. In the metadata URL, only passwords are masked."""
+    """Return all settings as JSON values, by section and key, and those of each cell. In the metadata URL, only
+    passwords are masked."""
+    data = _shown(settings)
+    if settings.cells:
+        shown = {name: _shown(cell.settings) | {"weight": cell.weight} for name, cell in settings.cells.items()}
+        data["cells"] = shown
+    return data
+
+
+def _shown(settings: Settings) -> dict[str, Any]:
     data = settings.model_dump(mode="json")
     if settings.store.metadata_url is not None:
         data["store"]["metadata_url"] = shown_url(settings.store.url())

@@ -64,6 +64,9 @@ def reference() -> str:
         "wrong key and value at once, each with its place. Times are in milliseconds; sizes are bytes, or strings",
         'such as `"512MiB"` (units B, KiB, MiB, GiB, TiB). In the file, numbers and true/false are TOML\'s own; `"10"`',
         "is refused. `nos-ec config check --connect` also tries the servers and folders that the settings name.",
+        "",
+        "A store of several cells has a table `[cells.NAME]` for each, with the cell's `weight` and its own value of",
+        "any setting but `store.directory` and `[logging]`: [CELLS.md](CELLS.md#configuration).",
     ]
     for section, info in Settings.model_fields.items():
         assert isinstance(info.annotation, type)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 
 from nos_ec.core.deadlines import LEASE_MS_MAX
+from nos_ec.core.errors import ConfigError
 from nos_ec.core.geometry import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, K_MAX, M_MAX, STRIPES_PER_BLOCK_MAX, Geometry
 from nos_ec.core.packing.splits import SPLIT_BYTES
 from nos_ec.settings.audit import AuditSettings
@@ -61,6 +64,12 @@ class StoreSettings(Section):
         description="Allow reading from a read-only metadata server, such as a replica. Its data may be out of date: a"
         " new object may be missing, and an overwritten one may still have its old content. Set it only for a process"
         " that only reads and tolerates this. If false, a read-only server counts as unavailable.",
+    )
+    directory: str | None = Field(
+        default=None,
+        title="the name of a cell",
+        description="Cell whose database holds the directory, which says in which cell a bucket is, and the access"
+        " keys. Required if there are cells (CELLS.md), and never changed afterwards.",
     )
     lease_ttl_ms: Count = Field(
         default=30 * SECOND,
@@ -495,7 +504,11 @@ class LoggingSettings(Section):
 
 
 class Settings(Section):
-    """All sections. Every setting has a default, so an empty file is valid."""
+    """All sections. Every setting has a default, so an empty file is valid.
+
+    A file with tables `[cells.NAME]` describes a store of several cells: `cells` has the settings of each, and the
+    sections are only what the cells have in common (CELLS.md).
+    """
 
     store: StoreSettings = StoreSettings()
     ceph: CephSettings = CephSettings()
@@ -518,6 +531,45 @@ class Settings(Section):
     console: ConsoleSettings = ConsoleSettings()
     s3: S3Settings = S3Settings()
     logging: LoggingSettings = LoggingSettings()
+
+    _cells: dict[str, Cell] = PrivateAttr(default_factory=dict)
+    _cell: str | None = PrivateAttr(default=None)
+
+    @property
+    def cells(self) -> Mapping[str, Cell]:
+        """The cells of the store by name, in the order of the file. Empty if the store is not divided into cells, and
+        in the settings of one cell."""
+        return self._cells
+
+    @property
+    def cell(self) -> str | None:
+        """The name of the cell that these settings describe; None if the store is not divided into cells."""
+        return self._cell
+
+    def of_cell(self, name: str) -> Settings:
+        """Return the settings of one cell, which describe it like a store of its own. Raises ConfigError."""
+        if (cell := self._cells.get(name)) is not None:
+            return cell.settings
+        if not self._cells:
+            raise ConfigError(f"there is no cell {name!r}, because the settings have no [cells.{name}] (docs/CELLS.md)")
+        raise ConfigError(f"there is no cell {name!r}; the settings have the cells {', '.join(self._cells)}")
+
+    def with_cells(self, cells: Mapping[str, Cell]) -> Settings:
+        """Return these settings as those of a store with these cells."""
+        whole = self.model_copy()
+        whole._cells = dict(cells)
+        for name, cell in cells.items():
+            cell.settings._cell = name
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a store: its own settings, and its share of new buckets relative to the other cells (0: it gets
+    none)."""
+
+    settings: Settings
+    weight: int
 
 
 def fields_of(section: str) -> dict[str, FieldInfo]:

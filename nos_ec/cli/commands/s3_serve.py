@@ -191,8 +191,8 @@ def _supervise(
     from nos_ec.gateway.server.connection_counts import ConnectionCounts
     from nos_ec.gateway.server.supervisor import Supervisor
 
-    clock, file = SystemClock(), context(ctx).config_file()
-    command = [sys.executable, "-P", "-m", "nos_ec", *(() if file is None else ("--config", str(file)))]
+    clock = SystemClock()
+    command = [sys.executable, "-P", "-m", "nos_ec", *context(ctx).arguments()]
 
     def start(number: int, channel: socket.socket) -> subprocess.Popen[bytes]:
         given = {"--listener": listener.fileno(), "--channel": channel.fileno(), "--counts": counts.fileno()}

@@ -17,7 +17,7 @@ from nos_ec.cli.terminal.output import count_text, emit, facts, out
 from nos_ec.composition.connection_check import Check, Outcome, Result, try_all, worst
 from nos_ec.composition.connections import DATABASE_LIMIT_MS, FOLDER_LIMIT_MS, NOT_INITIALISED, Connections
 from nos_ec.core.errors import ConfigError, NosError
-from nos_ec.settings import Problem, Settings, check_settings, load_settings, refusal, shown_settings
+from nos_ec.settings import Problem, Settings, check_settings, refusal, shown_settings
 
 config_app = typer.Typer(help="Inspect the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -39,7 +39,7 @@ def check(
     that they name."""
     file = context(ctx).config_file()
     problems = check_settings(file, os.environ)
-    settings = None if problems else load_settings(file, os.environ)
+    settings = None if problems else context(ctx).settings()
     if settings is not None:
         problems = _secret_problems(settings)
     if problems or settings is None:

@@ -37,9 +37,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The global options of a command. `config` is the file given with --config, if any."""
+    """The global options of a command: the file given with --config, and the cell given with --cell, if any."""
 
     config: Path | None
+    cell: str | None = None
 
     def config_file(self) -> Path | None:
         """Return the settings file to read: --config, else $NOS_EC_CONFIG, else the first of DEFAULT_CONFIGS that
@@ -59,13 +60,22 @@ class Context:
         in use. Settings from the environment are left out, because they may be secrets."""
         file = self.config_file()
         named = ("--config", str(file.absolute())) if file is not None else ()
-        return " ".join(map(_quoted, ("nos-ec", *named, *words)))
+        return " ".join(map(_quoted, ("nos-ec", *named, *self._cell_words(), *words)))
+
+    def arguments(self) -> list[str]:
+        """Return the global options that make another process of `nos-ec` find the same settings."""
+        file = self.config_file()
+        return [*(() if file is None else ("--config", str(file))), *self._cell_words()]
+
+    def _cell_words(self) -> tuple[str, ...]:
+        return ("--cell", self.cell) if self.cell is not None else ()
 
     def settings(self) -> Settings:
-        """Return the settings. Raises a ConfigError that lists all problems."""
+        """Return the settings: those of the cell if one was given. Raises a ConfigError that lists all problems."""
         from nos_ec.settings import load_settings
 
-        return load_settings(self.config_file(), os.environ)
+        settings = load_settings(self.config_file(), os.environ)
+        return settings if self.cell is None else settings.of_cell(self.cell)
 
     def system(self) -> System:
         """Open the store. Raises ConfigError, Transient."""

@@ -20,6 +20,7 @@ ALL = [command for names in MODULES.values() for command in names]
         (["--config", "gc", "trash", "list"], MODULES["commands.trash"]),
         (["--config=ls", "gc", "run"], MODULES["commands.services"]),
         (["--config", "a", "--config=b", "bench"], MODULES["measure.bench"]),
+        (["--cell", "ls", "--config=b", "gc", "run"], MODULES["commands.services"]),
         ([], ALL),
         (["--help"], ALL),
         (["--help", "put"], ALL),
