@@ -25,6 +25,7 @@ front     bucket_documents   INSERT, DELETE
 front     bucket_grants      INSERT, DELETE
 front     buckets            INSERT, UPDATE (owner, created_ms, acl, deleted_ms), DELETE
 front     counters           UPDATE (value)
+front     directory          INSERT, UPDATE (owner, created_ms, deleted_ms)
 front     landing_deletions  INSERT, DELETE
 front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records)
 front     leases             INSERT, UPDATE (expires_ms), DELETE

@@ -26,6 +26,7 @@ MODULES = {
     "commands.services": ("init", "producer", "consumer", "gc"),
     "commands.api": ("api", "console"),
     "commands.s3": ("s3",),
+    "commands.cells": ("cells",),
     "operator.status": ("status",),
     "operator.check": ("check", "apply"),
     "operator.quarantine": ("quarantine",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from heapq import merge
 from io import BytesIO
 from time import perf_counter
 from typing import Self
@@ -11,19 +12,22 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 
 from nos_ec import __version__
+from nos_ec.composition.cells import Cells
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, MD5_BYTES, Condition
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.figures.requests import Request, Requests
+from nos_ec.engine.objects.store import Store
 from nos_ec.library.object_info import ObjectInfo, info_of, key_of
 from nos_ec.library.object_reader import ObjectReader
 from nos_ec.library.put_source import Buffer, PutSource, Readable
 from nos_ec.monitoring.declarations import metrics
 from nos_ec.monitoring.declarations.library_metrics import LIBRARY
-from nos_ec.monitoring.exposition import Exposition, Sample
+from nos_ec.monitoring.exposition import Exposition, Sample, summed
 from nos_ec.monitoring.sources import batch_samples, read_samples, request_samples
+from nos_ec.ports.metadata import ROOT_ACCOUNT
 
 CLOSE_WAIT_S_MAX = 60.0
 """How long `close` waits for calls under way: longer than the time-outs of a storage cluster that does not answer."""
@@ -40,10 +44,12 @@ class ObjectStore:
     docs/PYTHON.md lists the errors.
     """
 
-    def __init__(self, system: System) -> None:
-        """Use an open system; `close` closes it. `open_store` is the usual way to get an ObjectStore."""
+    def __init__(self, system: System | Cells) -> None:
+        """Use an open system, or open cells; `close` closes it. `open_store` is the usual way to get an ObjectStore."""
         self._system = system
-        self._store = system.client.store()
+        self._single = None if isinstance(system, Cells) else system.client.store()
+        self._stores: dict[str, Store] = {}
+        """The stores of cells, by their names."""
         self._requests = Requests(perf_counter)
         self._registered: list[tuple[CollectorRegistry, Exposition]] = []
 
@@ -71,7 +77,38 @@ class ObjectStore:
     @property
     def small_bytes_max(self) -> int:
         """The size in bytes of the largest object that `put_many` accepts. Larger ones get blocks of their own."""
-        return self._store.packed_size_max
+        if self._single is not None:
+            return self._single.packed_size_max
+        return min(self._of_cell(name).packed_size_max for name in self._cells.opened())
+
+    # --- cells ------------------------------------------------------------------------------------
+    @property
+    def _cells(self) -> Cells:
+        assert isinstance(self._system, Cells)
+        return self._system
+
+    def _systems(self) -> Collection[System]:
+        """The open store, or all open cells."""
+        return self._system.opened().values() if isinstance(self._system, Cells) else (self._system,)
+
+    def _of_cell(self, name: str) -> Store:
+        store = self._stores.get(name)
+        if store is None:
+            store = self._stores.setdefault(name, self._cells.system(name).client.store())
+        return store
+
+    def _of(self, bucket: str) -> Store:
+        """Return the store that holds a bucket. A bucket that is nowhere is looked for where any could be, and not
+        found. Raises Transient."""
+        if self._single is not None:
+            return self._single
+        return self._of_cell(self._cells.home(bucket) or self._cells.directory_cell)
+
+    def _for_put(self, bucket: str) -> Store:
+        """Return the store that holds a bucket, after choosing one if the bucket is new. Raises Transient."""
+        if self._single is not None:
+            return self._single
+        return self._of_cell(self._cells.home(bucket) or self._cells.claim(bucket, ROOT_ACCOUNT))
 
     # --- writing ----------------------------------------------------------------------------------
     def put(
@@ -102,12 +139,12 @@ class ObjectStore:
         """
         with Request(self._requests, self._requests.puts) as request:
             whole_key, encoded = key_of(key), encode_attributes(attributes or {})
-            condition = _condition(if_absent, if_match)
+            condition, store = _condition(if_absent, if_match), self._for_put(whole_key.bucket)
             if isinstance(data, Buffer):
-                row = self._store.put(whole_key, BytesIO(_of_size(data, size)), encoded, condition)
+                row = store.put(whole_key, BytesIO(_of_size(data, size)), encoded, condition)
             else:
                 source = PutSource(data, size, self._requests.timer)
-                row = self._store.put(whole_key, source, encoded, condition)
+                row = store.put(whole_key, source, encoded, condition)
                 request.leave_out(source.seconds)
             request.size = row.size
             return info_of(row)
@@ -116,7 +153,11 @@ class ObjectStore:
         """Store several small objects without attributes, either all or none. This is much faster than one by one.
         Raises InvalidInput when one has more than `small_bytes_max` bytes, NoSpace, Transient."""
         with Request(self._requests, self._requests.puts):
-            rows = self._store.put_many([(key_of(key), data) for key, data in objects])
+            given = [(key_of(key), data) for key, data in objects]
+            stores = {id(store): store for store in (self._for_put(key.bucket) for key, _ in given)}
+            if len(stores) > 1:
+                raise InvalidInput("these buckets are in several cells, which store nothing together; put them apart")
+            rows = [row for store in stores.values() for row in store.put_many(given)]
         for row in rows:
             self._requests.puts.add(None, row.size)
         return [info_of(row) for row in rows]
@@ -125,26 +166,35 @@ class ObjectStore:
         """Replace the attributes of the current version, durably. Its bytes and its version number stay. Returns the
         version. Of two concurrent calls, the later one wins. Raises NotFound, InvalidInput, Transient."""
         with Request(self._requests, self._requests.changes):
-            return info_of(self._store.set_attributes(key_of(key), encode_attributes(attributes)))
+            found = key_of(key)
+            return info_of(self._of(found.bucket).set_attributes(found, encode_attributes(attributes)))
 
     def delete(self, key: ObjectKey | str, *, if_match: bytes | ObjectInfo | None = None) -> ObjectInfo:
         """Delete an object, durably; it moves to the trash if `trash.keep_days` is set. Returns the deleted version.
         if_match: delete it only if it has this MD5, as for `put`. Raises NotFound, PreconditionFailed (it has another
         MD5), InvalidInput, Transient."""
         with Request(self._requests, self._requests.deletes):
-            return info_of(self._store.delete(key_of(key), condition=_condition(False, if_match)))
+            found = key_of(key)
+            return info_of(self._of(found.bucket).delete(found, condition=_condition(False, if_match)))
 
     def delete_many(self, keys: Iterable[ObjectKey | str]) -> Sequence[ObjectInfo]:
         """Delete several objects as `delete` does, skipping keys without an object. Returns the deleted versions in the
         order of `keys`. Raises InvalidInput, and Transient: then some may be deleted, and calling again is safe."""
         with Request(self._requests, self._requests.deletes):
-            return [info_of(row) for row in self._store.delete_many([key_of(key) for key in keys])]
+            found = [key_of(key) for key in keys]
+            groups: dict[int, tuple[Store, list[ObjectKey]]] = {}
+            for key in found:
+                store = self._of(key.bucket)
+                groups.setdefault(id(store), (store, []))[1].append(key)
+            rows = {row.key: row for store, of_store in groups.values() for row in store.delete_many(of_store)}
+            return [info_of(rows[key]) for key in dict.fromkeys(found) if key in rows]
 
     # --- reading ----------------------------------------------------------------------------------
     def head(self, key: ObjectKey | str) -> ObjectInfo:
         """Return the current version. Raises NotFound, InvalidInput, Transient."""
         with Request(self._requests, self._requests.heads):
-            return info_of(self._store.head(key_of(key)))
+            found = key_of(key)
+            return info_of(self._of(found.bucket).head(found))
 
     def get(self, key: ObjectKey | str | ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
         """Return the bytes of an object that fits into memory, or a range of them, which may end after the object.
@@ -154,9 +204,10 @@ class ObjectStore:
         """
         with Request(self._requests, self._requests.gets) as request:
             if isinstance(key, ObjectInfo):
-                data = b"".join(self._store.open_version(key.row, start, length))
+                data = b"".join(self._of(key.row.key.bucket).open_version(key.row, start, length))
             else:
-                data = self._store.get(key_of(key), start, length)
+                found = key_of(key)
+                data = self._of(found.bucket).get(found, start, length)
             request.size = len(data)
             return data
 
@@ -167,18 +218,19 @@ class ObjectStore:
         Corrupt, Transient.
         """
         with Request(self._requests, self._requests.gets) as request:
-            row = key.row if isinstance(key, ObjectInfo) else self._store.resolve(key_of(key))
+            store = self._of((key.row.key if isinstance(key, ObjectInfo) else key_of(key)).bucket)
+            row = key.row if isinstance(key, ObjectInfo) else store.resolve(key_of(key))
             whole = None
             if not row.in_windows:
                 if isinstance(key, ObjectInfo):
-                    segments = self._store.open_version(row)
+                    segments = store.open_version(row)
                 else:
-                    row, segments = self._store.read(row)
+                    row, segments = store.read(row)
                 if not row.in_windows:
                     whole = b"".join(segments)
             if whole is None:
                 request.leave_untimed()  # the first read is what takes time
-        return ObjectReader(self._store, self._requests, info_of(row), whole)
+        return ObjectReader(store, self._requests, info_of(row), whole)
 
     # --- listing ----------------------------------------------------------------------------------
     def list(self, bucket: str, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
@@ -190,7 +242,7 @@ class ObjectStore:
         """
         while True:
             with Request(self._requests, self._requests.lists):
-                page = self._store.list_objects(bucket, prefix, after, PAGE_OBJECTS)
+                page = self._of(bucket).list_objects(bucket, prefix, after, PAGE_OBJECTS)
             yield from map(info_of, page)
             if len(page) < PAGE_OBJECTS:
                 return
@@ -207,7 +259,7 @@ class ObjectStore:
         """
         while True:
             with Request(self._requests, self._requests.lists):
-                page = self._store.list_entries(bucket, prefix, delimiter, after, PAGE_OBJECTS, PAGE_MS_MAX)
+                page = self._of(bucket).list_entries(bucket, prefix, delimiter, after, PAGE_OBJECTS, PAGE_MS_MAX)
             for entry in page.entries:
                 yield entry if isinstance(entry, str) else info_of(entry)
             if page.next_after is None:
@@ -219,11 +271,18 @@ class ObjectStore:
         after = ""
         while True:
             with Request(self._requests, self._requests.lists):
-                page = self._store.list_buckets(after, PAGE_OBJECTS)
+                page = self._buckets(after)
             yield from page
             if len(page) < PAGE_OBJECTS:
                 return
             after = page[-1]
+
+    def _buckets(self, after: str) -> Sequence[str]:
+        """Return a page of buckets. With several cells, raises Transient if one cannot be reached."""
+        if self._single is not None:
+            return self._single.list_buckets(after, PAGE_OBJECTS)
+        pages = [self._of_cell(name).list_buckets(after, PAGE_OBJECTS) for name in self._cells.names()]
+        return list(dict.fromkeys(merge(*pages, key=str.encode)))[:PAGE_OBJECTS]
 
     # --- metrics ----------------------------------------------------------------------------------
     def register(self, registry: CollectorRegistry) -> None:
@@ -235,11 +294,15 @@ class ObjectStore:
             raise ValueError("the metrics of this store are registered already")
         collector = Exposition(CollectorRegistry())
         collector.add("process", lambda: [Sample(metrics.INFO, 1, (LIBRARY, __version__))])
-        collector.add("reads", lambda: read_samples(self._system.blocks.counters()))
+        collector.add("reads", lambda: summed(self._samples(lambda system: read_samples(system.blocks.counters()))))
         collector.add("requests", lambda: request_samples(self._requests))
-        collector.add("batches", lambda: batch_samples(self._system.client.puts))
+        collector.add("batches", lambda: summed(self._samples(lambda system: batch_samples(system.client.puts))))
         registry.register(collector)
         self._registered.append((registry, collector))
+
+    def _samples(self, of: Callable[[System], Iterable[Sample]]) -> Iterator[Sample]:
+        for system in self._systems():
+            yield from of(system)
 
 
 def _condition(if_absent: bool, if_match: bytes | ObjectInfo | None) -> Condition | None:

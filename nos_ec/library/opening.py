@@ -7,6 +7,8 @@ from pathlib import Path
 
 import structlog
 
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.cells import open_cells
 from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import ConfigError
 from nos_ec.library.object_store import ObjectStore
@@ -31,7 +33,7 @@ def open_store(where: Settings | str | os.PathLike[str], *, create: bool = False
         initialise(settings)
     elif isinstance(where, str | os.PathLike):
         _require_existing(Path(where))
-    return ObjectStore(open_system(settings))
+    return ObjectStore(open_cells(settings, SystemClock()) if settings.cells else open_system(settings))
 
 
 def _require_existing(path: Path) -> None:

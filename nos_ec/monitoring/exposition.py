@@ -35,6 +35,31 @@ class Sample:
 
 
 Source = Callable[[], Iterable[Sample]]
+SampleSums = dict[tuple[str, tuple[str, ...]], Sample]
+"""Sums of samples, by the name of the metric and the labels."""
+
+
+def summed(samples: Iterable[Sample]) -> Iterable[Sample]:
+    """Return the sums of samples, by metric and labels."""
+    sums: SampleSums = {}
+    add_samples(sums, samples)
+    return sums.values()
+
+
+def add_samples(sums: SampleSums, samples: Iterable[Sample]) -> None:
+    """Add samples to sums by metric and labels."""
+    for sample in samples:
+        key = sample.metric.name, sample.labels
+        known = sums.get(key)
+        sums[key] = sample if known is None else Sample(sample.metric, _sum(known.value, sample.value), sample.labels)
+
+
+def _sum(first: float | Histogram, second: float | Histogram) -> float | Histogram:
+    if isinstance(first, Histogram):
+        assert isinstance(second, Histogram)
+        return first.plus(second)
+    assert not isinstance(second, Histogram)
+    return first + second
 
 
 class Exposition(Collector):

@@ -15,6 +15,7 @@ from nos_ec.adapters.sql.blocks.landing_segments import SqlLandingSegments
 from nos_ec.adapters.sql.blocks.leases import SqlLeases
 from nos_ec.adapters.sql.buckets.access_keys import SqlAccessKeys
 from nos_ec.adapters.sql.buckets.bucket_rows import SqlBuckets
+from nos_ec.adapters.sql.buckets.directory import SqlDirectory
 from nos_ec.adapters.sql.objects.entries import SqlListings
 from nos_ec.adapters.sql.objects.floors import SqlFloors
 from nos_ec.adapters.sql.objects.landing import SqlLandingQueue
@@ -68,6 +69,7 @@ class SqlMetadata(
     SqlLeases,
     SqlBuckets,
     SqlAccessKeys,
+    SqlDirectory,
     SqlInspection,
     SqlRepairs,
     SqlExplanations,

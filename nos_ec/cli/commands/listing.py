@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
 from typing import Annotated, Any
 
 import typer
 
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.files.trees import entry_pages, name_pages, pages
 from nos_ec.cli.terminal.context import AsJson, Context, context
 from nos_ec.cli.terminal.output import count_text, emit, err, print_lines
+from nos_ec.composition.cells import open_cells
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.library.object_info import attributes_of
 from nos_ec.ports.metadata import ObjectRow
+from nos_ec.settings import Settings
 
+_NEEDS_BUCKET = "-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` shows the sums of the whole store"
 _PAGE = 1000
 
 
@@ -52,7 +57,13 @@ def ls(
     bucket, _, prefix = where.partition("/")
     if delimiter and (summarize or not bucket):
         raise InvalidInput("--delimiter needs BUCKET or BUCKET/PREFIX, and cannot be combined with --summarize")
-    with context(ctx).system() as system:
+    if not bucket and context(ctx).settings().cells:
+        if long or summarize:
+            raise InvalidInput(_NEEDS_BUCKET)
+        next_after = _print_buckets(_of_all_cells(context(ctx).settings(), after, limit), limit, as_json)
+        _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long, delimiter)
+        return
+    with context(ctx).home(bucket) if bucket else context(ctx).system() as system:
         if bucket:
             after = after.removeprefix(f"{bucket}/")
             if delimiter:
@@ -63,15 +74,27 @@ def ls(
                 )
             next_after = _print_objects(found, bucket, limit, long, summarize, as_json, delimiter)
         elif long or summarize:
-            raise InvalidInput(
-                "-l and --summarize need BUCKET or BUCKET/PREFIX; `nos-ec status` shows the sums of the whole store"
-            )
+            raise InvalidInput(_NEEDS_BUCKET)
         else:
-            buckets = system.client.store().list_buckets(after, limit + 1)
-            next_after = buckets[limit - 1] if len(buckets) > limit else None
-            shown = buckets[:limit]
-            emit({"buckets": shown, "next_after": next_after}, as_json, lambda: print_lines(map(printable, shown)))
+            next_after = _print_buckets(system.client.store().list_buckets(after, limit + 1), limit, as_json)
     _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long, delimiter)
+
+
+def _print_buckets(buckets: list[str], limit: int, as_json: bool) -> str | None:
+    """Print names of buckets, at most `limit`. Returns the name after which the listing continues, if there are
+    more."""
+    next_after = buckets[limit - 1] if len(buckets) > limit else None
+    shown = buckets[:limit]
+    emit({"buckets": shown, "next_after": next_after}, as_json, lambda: print_lines(map(printable, shown)))
+    return next_after
+
+
+def _of_all_cells(settings: Settings, after: str, limit: int) -> list[str]:
+    """Return the names of buckets with objects in any cell, one more than the limit. Raises Transient if a cell cannot
+    be reached: the listing would lack its buckets."""
+    with open_cells(settings, SystemClock()) as cells:
+        found = [cells.system(name).client.store().list_buckets(after, limit + 1) for name in cells.names()]
+    return list(dict.fromkeys(merge(*found, key=str.encode)))[: limit + 1]
 
 
 def _listed_pages(

@@ -18,12 +18,13 @@ from nos_ec.cli.terminal.output import count_text, emit, err, facts, out, print_
 from nos_ec.cli.terminal.streams import Source, is_folder
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
-from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.errors import InvalidInput, Locked, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.large_places import tail_of
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.ports.metadata import ObjectRow
+from nos_ec.settings import Settings
 
 _RANGE_CHARS_MAX = 100
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
@@ -53,7 +54,7 @@ def put(
         put_tree(ctx, target, source, as_json)
         return
     key = parse_object(target)
-    with context(ctx).system() as system, Source(source) as stream:
+    with context(ctx).home(key.bucket, creates=True) as system, Source(source) as stream:
         row = system.client.store().put(key, stream, given)
     emit(
         row_data(row),
@@ -107,7 +108,7 @@ def get(
     key = parse_object(name)
     if output != Path("-"):
         _refuse_folder(output)
-    with context(ctx).system() as system:
+    with context(ctx).home(key.bucket) as system:
         row, segments = _open_object(system.client.store(), key, byte_range)
         written = _write_out(output, segments)
     if output != Path("-"):
@@ -140,9 +141,17 @@ def rm(
         remove_tree(ctx, names[0], yes, permanently, as_json)
         return
     keys = list(dict.fromkeys(parse_object(name) for name in names))
-    with context(ctx).system() as system:
-        days = 0 if permanently else system.settings.trash.keep_days
-        found = {row.key for row in system.client.store().delete_many(keys, permanently=permanently)}
+    found: set[ObjectKey] = set()
+    days, locked = 0, None
+    for group in _by_home(context(ctx).settings(), keys):
+        with suppress(NotFound), context(ctx).home(group[0].bucket) as system:
+            days = max(days, 0 if permanently else system.settings.trash.keep_days)
+            try:
+                found |= {row.key for row in system.client.store().delete_many(group, permanently=permanently)}
+            except Locked as error:  # the others are deleted
+                locked = locked or error
+    if locked is not None:
+        raise locked
     deleted = [str(key) for key in keys if key in found]
     missing = [str(key) for key in keys if key not in found]
 
@@ -156,10 +165,18 @@ def rm(
         raise NotFound(f"no such object: {', '.join(missing)}")
 
 
+def _by_home(settings: Settings, keys: list[ObjectKey]) -> list[list[ObjectKey]]:
+    """Return the keys in groups whose buckets are certainly in one cell."""
+    if not settings.cells:
+        return [keys]
+    return [[key for key in keys if key.bucket == bucket] for bucket in dict.fromkeys(key.bucket for key in keys)]
+
+
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
     """Show an object's metadata, and where its bytes are."""
-    with context(ctx).system() as system:
-        row = system.metadata.get(parse_object(name))
+    key = parse_object(name)
+    with context(ctx).home(key.bucket) as system:
+        row = system.metadata.get(key)
         data = {**row_data(row), "location": _location(system, row)}
     human = {**data, "size": f"{row.users_size} ({size_text(row.users_size)})", "created": time_text(row.created_ms)}
     del human["created_ms"], human["location"], human["attributes"]

@@ -12,11 +12,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.commands.s3_lifecycle import lifecycle_app
 from nos_ec.cli.commands.s3_serve import serve, worker
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, out
-from nos_ec.core.errors import InvalidInput
+from nos_ec.composition.cells import open_cells
+from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.engine.texts import when
 from nos_ec.gateway.auth.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
 from nos_ec.gateway.auth.key_ring import KeyRing
@@ -156,7 +158,7 @@ def bucket_create(
     as_json: AsJson = False,
 ) -> None:
     """Create a private bucket. Does nothing if its owner already has it."""
-    with _accounts(ctx) as accounts:
+    with _accounts_of_bucket(ctx, bucket, owner) as accounts:
         row = accounts.create_bucket(bucket, owner)
     emit(_bucket(row, {}), as_json, lambda: out.print(f"bucket {row.name} belongs to {row.owner}", markup=False))
 
@@ -185,7 +187,7 @@ def bucket_give(
 ) -> None:
     """Give a bucket and its objects to another account. The previous owner loses all rights there, unless it gets a
     grant."""
-    with _accounts(ctx) as accounts:
+    with _accounts_of_bucket(ctx, bucket) as accounts:
         accounts.give_bucket(bucket, account)
     text = f"bucket {bucket} belongs to {account}"
     emit({"bucket": bucket, "owner": account}, as_json, lambda: out.print(text, markup=False))
@@ -201,7 +203,7 @@ def grant(
 ) -> None:
     """Set what an account may do in another account's bucket. Replaces its previous rights there."""
     given = rights_of(rights)
-    with _accounts(ctx) as accounts:
+    with _accounts_of_bucket(ctx, bucket) as accounts:
         accounts.grant(bucket, account, given)
     words = words_of(given)
     text = f"{account} may do this in {bucket}: {', '.join(words) or 'nothing'}"
@@ -211,6 +213,22 @@ def grant(
 @contextmanager
 def _accounts(ctx: typer.Context) -> Iterator[Accounts]:
     with context(ctx).system() as system:
+        yield Accounts(system.metadata, system.clock, os.urandom)
+
+
+@contextmanager
+def _accounts_of_bucket(ctx: typer.Context, bucket: str, owner: str | None = None) -> Iterator[Accounts]:
+    """Yields what manages a bucket, in the cell that holds it. `owner`: the bucket is about to be created for it."""
+    settings = context(ctx).settings()
+    if not settings.cells:
+        with _accounts(ctx) as accounts:
+            yield accounts
+        return
+    with open_cells(settings, SystemClock()) as cells:
+        home = cells.home(bucket) if owner is None else cells.claim(bucket, owner)
+        if home is None:
+            raise NotFound(f"there is no bucket {bucket}")
+        system = cells.system(home)
         yield Accounts(system.metadata, system.clock, os.urandom)
 
 

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from threading import Event
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import structlog
@@ -20,6 +22,7 @@ from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, settle
+from nos_ec.composition.cells import Cells, open_cells
 from nos_ec.composition.operator_side import stall_ms_max
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
@@ -33,6 +36,7 @@ from nos_ec.settings import Settings
 if TYPE_CHECKING:
     from nos_ec.gateway.server.connection_counts import ConnectionCounts
     from nos_ec.gateway.server.http_server import GatewayServer
+    from nos_ec.gateway.server.service import Answers
 
 _log = structlog.get_logger(__name__)
 _TURN_MS = 500
@@ -52,10 +56,9 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
     certificate = find_certificate(settings.s3)
     stop = stop_on_signals()
     with ExitStack() as stack:
-        system = None
+        served = None
         if settings.s3.processes == 1:
-            system = stack.enter_context(open_system(settings))
-            system.check_for_daemon(writes=True, publishes=False)
+            served = stack.enter_context(_open(settings))
         listener = stack.enter_context(open_gateway_listener(settings.s3))
         host, port = listener.getsockname()[:2]
         url = url_of("http" if certificate is None else "https", host, port)
@@ -63,10 +66,40 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
         def show() -> None:
             announce(url, as_json or logs_json())
 
-        if system is None:
+        if served is None:
             _supervise(ctx, settings, listener, stop, show, as_json)
         else:
-            _serve_alone(system, listener, stop, show)
+            _serve_alone(served, listener, stop, show)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What a gateway serves: a store, or the cells of one, of which `system` is the directory's."""
+
+    settings: Settings
+    system: System
+    cells: Cells | None = None
+
+    def end_when_shut_out(self, stop: Event) -> AbstractContextManager[None]:
+        """See `watching.end_when_shut_out`."""
+        cells = self.cells
+        return end_when_shut_out(self.system, stop, None if cells is None else lambda: cells.opened().values())
+
+
+@contextmanager
+def _open(settings: Settings) -> Iterator[_Served]:
+    """Open what the settings describe. Raises ConfigError, Transient."""
+
+    def check(system: System) -> None:
+        system.check_for_daemon(writes=True, publishes=False)
+
+    if settings.cells:
+        with open_cells(settings, SystemClock(), check) as cells:
+            yield _Served(settings, cells.directory, cells)
+    else:
+        with open_system(settings) as system:
+            check(system)
+            yield _Served(settings, system)
 
 
 def worker(
@@ -87,12 +120,12 @@ def worker(
     supervisor = socket.socket(fileno=channel)
     threading.Thread(target=_end_with, args=(supervisor, stop), name="supervisor", daemon=True).start()
     with (
-        open_system(settings) as system,
-        end_when_shut_out(system, stop),
+        _open(settings) as served,
+        served.end_when_shut_out(stop),
         ConnectionCounts(counts) as shared,
-        _gateway(system, socket.socket(fileno=listener), (shared, number)) as (server, monitor),
+        _gateway(served, socket.socket(fileno=listener), (shared, number)) as (server, monitor),
     ):
-        system.check_for_daemon(writes=True, publishes=False)
+        system = served.system
         monitor.health.started()
         ready = monitor.health.ready()
 
@@ -127,15 +160,16 @@ def _end_with(supervisor: socket.socket, stop: Event) -> None:
 
 @contextmanager
 def _gateway(
-    system: System, listener: socket.socket, share: tuple[ConnectionCounts, int] | None = None
+    served: _Served, listener: socket.socket, share: tuple[ConnectionCounts, int] | None = None
 ) -> Iterator[tuple[GatewayServer, Monitor]]:
     """Yields a gateway that serves requests, and its monitor. For `share` see GatewayServer."""
+    from nos_ec.gateway.server.cell_services import CellServices
     from nos_ec.gateway.server.certificate import find_certificate
     from nos_ec.gateway.server.http_server import GatewayServer, make_service
     from nos_ec.gateway.server.samples import gateway_samples
     from nos_ec.monitoring.sources import batch_samples
 
-    settings = system.settings.s3
+    system, settings = served.system, served.settings.s3
     certificate = find_certificate(settings)
     monitor = system.operator.monitor("s3", writes=True, publishes=False)
     monitor.health.require("free space", system.client.require_put_space)
@@ -149,7 +183,10 @@ def _gateway(
         _log.error("some encrypted objects cannot be read", error=str(error))
     # An older key may be lost for good, and everything else can be served without it.
     monitor.health.require("encryption key", ring.newest)
-    service = make_service(system, masters, settings)
+    if served.cells is None:
+        service: Answers = make_service(system, masters, settings)
+    else:
+        service = CellServices(served.cells, masters, settings, perf_counter)
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
     with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:
         monitor.metrics.add("gateway", lambda: gateway_samples(server.counters))
@@ -165,14 +202,15 @@ def _require_running(server: GatewayServer) -> None:
         server.certificate.renew()
 
 
-def _serve_alone(system: System, listener: socket.socket, stop: Event, show: Callable[[], None]) -> None:
+def _serve_alone(served: _Served, listener: socket.socket, stop: Event, show: Callable[[], None]) -> None:
     """Serve requests in this process until `stop` is set."""
     from nos_ec.gateway.server.samples import process_samples
 
-    with end_when_shut_out(system, stop), ExitStack() as outer, _gateway(system, listener) as (server, monitor):
+    system = served.system
+    with served.end_when_shut_out(stop), ExitStack() as outer, _gateway(served, listener) as (server, monitor):
         monitor.metrics.add("processes", lambda: process_samples(1, 0))
         # It still answers while the last requests are finished.
-        outer.enter_context(endpoint(monitor, system.settings))
+        outer.enter_context(endpoint(monitor, served.settings))
         with pulse(monitor, system.clock):
             show()
             while not system.clock.wait(stop, _TURN_MS):

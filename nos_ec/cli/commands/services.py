@@ -27,7 +27,7 @@ from nos_ec.cli.terminal.watching import (
     pulse,
     settle,
 )
-from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.composition.wiring import System, initialise, open_system, require_one_cell
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.texts import size_text
@@ -59,10 +59,27 @@ def init(
 ) -> None:
     """Create the configured store, or bring its schema up to date. Safe to repeat."""
     settings = context(ctx).settings()
+    if settings.cells:
+        _init_cells(settings, as_json, bool(new_shard or new_device))
+        return
     initialise(settings, new_shard or (), new_device or ())
     geometry = settings.geometry.value()
     data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
     emit(data, as_json, lambda: out.print(f"store ready in {_place(settings)}", markup=False))
+
+
+def _init_cells(settings: Settings, as_json: bool, has_lost_parts: bool) -> None:
+    """Create all cells, that of the directory first, and enter their buckets into the directory."""
+    from nos_ec.cli.commands.cells import complete_directory
+
+    if has_lost_parts:
+        require_one_cell(settings)
+    for name in sorted(settings.cells, key=lambda name: name != settings.store.directory):
+        of_cell = settings.of_cell(name)
+        initialise(of_cell)
+        if not as_json:
+            out.print(f"cell {name} ready in {_place(of_cell)}", markup=False)
+    complete_directory(settings, as_json)
 
 
 def _place(settings: Settings) -> str:

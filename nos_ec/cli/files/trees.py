@@ -49,7 +49,8 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
             except InvalidInput as error:
                 counter.problem(str(path), str(error))
 
-    with context(ctx).system() as system, counter.reporting_totals(f"under {bucket}/{prefix}"), progress() as bar:
+    home = context(ctx).home(bucket, creates=True)
+    with home as system, counter.reporting_totals(f"under {bucket}/{prefix}"), progress() as bar:
         load_tree(
             system.client.store(),
             pairs(),
@@ -63,7 +64,7 @@ def get_tree(ctx: typer.Context, source: str, folder: Path, skip_existing: bool,
     """Write every object below a prefix to a file below a folder."""
     bucket, prefix = parse_prefix(source)
     counter = ItemCounter("written", as_json, more={"unchanged": 0})
-    with context(ctx).system() as system:
+    with context(ctx).home(bucket) as system:
         store = system.client.store()
         _require_some(store, bucket, prefix)
         with TargetFolder(folder) as target, counter.reporting_totals(f"below {folder}"), progress() as bar:
@@ -88,7 +89,7 @@ def remove_tree(ctx: typer.Context, target: str, yes: bool, permanently: bool, a
     if not yes:
         require_terminal(f"rm -r deletes everything below {bucket}/{prefix}")
     counter = ItemCounter("deleted", as_json)
-    with context(ctx).system() as system:
+    with context(ctx).home(bucket) as system:
         store = system.client.store()
         _require_some(store, bucket, prefix)
         if not yes:

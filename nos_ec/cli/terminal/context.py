@@ -83,6 +83,13 @@ class Context:
 
         return open_system(self.settings())
 
+    def home(self, bucket: str, *, creates: bool = False) -> System:
+        """Open the store, or of several cells the one that holds a bucket. `creates`: an object will be put into it.
+        Raises NotFound, ConfigError, Transient."""
+        from nos_ec.composition.cells import open_home
+
+        return open_home(self.settings(), bucket, creates=creates)
+
 
 def _quoted(word: str) -> str:
     """Quote a word for a shell. A word with control characters, which could garble a terminal, is escaped as in bash

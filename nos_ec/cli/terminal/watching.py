@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Event
 
@@ -30,21 +30,25 @@ SHUT_OUT_LOOK_MS = 10_000
 
 
 @contextmanager
-def end_when_shut_out(system: System, stop: Event) -> Iterator[None]:
+def end_when_shut_out(
+    system: System, stop: Event, opened: Callable[[], Collection[System]] | None = None
+) -> Iterator[None]:
     """Set `stop` when Ceph has put this process on its blocklist, even while the process is idle, and raise Blocklisted
-    once the loop has ended. Retrying does not help, but a restarted process has a new address."""
-    if system.settings.store.backend != "ceph":
+    once the loop has ended. Retrying does not help, but a restarted process has a new address. `opened` returns the
+    cells that the process has open, which may be on several clusters."""
+    if opened is None and system.settings.store.backend != "ceph":
         yield
         return
     found: list[Blocklisted] = []
 
     def watch(ended: Event) -> None:
         while not system.clock.wait(ended, SHUT_OUT_LOOK_MS):
-            if (reason := system.shut_out()) is not None:
-                _log.error("blocklisted by the storage cluster; this process will stop", reason=str(reason))
-                found.append(reason)
-                stop.set()
-                return
+            for one in (system,) if opened is None else opened():
+                if one.settings.store.backend == "ceph" and (reason := one.shut_out()) is not None:
+                    _log.error("blocklisted by the storage cluster; this process will stop", reason=str(reason))
+                    found.append(reason)
+                    stop.set()
+                    return
 
     try:
         with background_loop("shut-out", watch):

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import BucketRules, decode_rules
 from nos_ec.core.versions import Versioning
 from nos_ec.gateway.auth.accounts import AccountsMetadata
@@ -39,6 +39,11 @@ REMEMBERED_MAX = 10_000
 """Maximum number of cached access keys, and of cached buckets."""
 DOCUMENTS_MAX = 500
 """Maximum number of cached documents, each of at most 32 KiB."""
+STALE_MS = 3600 * 1000
+"""How long an access key that was looked up stays known while the directory cannot be read. Without the directory no
+key can be disabled either."""
+AWAY_MS = 5_000
+"""How long the directory counts as away after a failed look-up, so that not every request waits for it."""
 _T = TypeVar("_T")
 
 _log = structlog.get_logger(__name__)
@@ -142,13 +147,17 @@ class Access:
         clock: Clock,
         remember_ms: int,
         random: Callable[[int], bytes],
+        keys: AccountsMetadata | None = None,
     ) -> None:
-        """`random` returns the given number of cryptographically secure random bytes."""
+        """`random` returns the given number of cryptographically secure random bytes. `keys` has the access keys if
+        `metadata` does not, because it is that of a cell. Then a key that was looked up stays known for STALE_MS while
+        they cannot be read."""
         self._metadata = metadata
+        self._access_keys = keys or metadata
         self._masters = masters
         self.tokens = SessionTokens(masters, random)
         self._clock = clock
-        self._keys: _Cache[Sender | None] = _Cache(clock, remember_ms)
+        self._keys: _Cache[Sender | None] = _Cache(clock, remember_ms, stale_ms=0 if keys is None else STALE_MS)
         self._sessions: _Cache[Sender] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
         self._buckets: _Cache[BucketAccess] = _Cache(clock, remember_ms)
         self._documents: _Cache[bytes | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
@@ -213,7 +222,7 @@ class Access:
             self._documents.forget(_key_of(name, kind))
 
     def _look_up_key(self, access_key: str) -> Sender | None:
-        key = self._metadata.access_key(access_key)
+        key = self._access_keys.access_key(access_key)
         if key is None or key.state is not KeyState.ACTIVE:
             return None
         return Sender(key.account, self._masters.open(access_key, key.secret), key.generation)
@@ -298,7 +307,10 @@ class _Cache(Generic[_T]):
     """A cache of at most `size_max` answers, each for `remember_ms`. An entry from the future, after the clock was set
     back, is not used."""
 
-    def __init__(self, clock: Clock, remember_ms: int, size_max: int = REMEMBERED_MAX) -> None:
+    def __init__(self, clock: Clock, remember_ms: int, size_max: int = REMEMBERED_MAX, *, stale_ms: int = 0) -> None:
+        """`stale_ms`: how old an answer may be while none can be looked up."""
+        self._stale_ms = stale_ms
+        self._away_until_ms = 0
         self._clock = clock
         self._remember_ms = remember_ms
         self._size_max = size_max
@@ -313,7 +325,16 @@ class _Cache(Generic[_T]):
             known, forgotten = self._answers.get(name), self._forgotten
         if known is not None and 0 <= now_ms - known[0] < self._remember_ms:
             return known[1]
-        found = look_up(name)
+        is_stale = known is not None and 0 <= now_ms - known[0] < self._stale_ms
+        if known is not None and is_stale and now_ms < self._away_until_ms <= now_ms + AWAY_MS:
+            return known[1]
+        try:
+            found = look_up(name)
+        except Transient:
+            if known is None or not is_stale:
+                raise
+            self._away_until_ms = now_ms + AWAY_MS
+            return known[1]
         with self._lock:
             if self._forgotten != forgotten:
                 return found

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from nos_ec.core.errors import Conflict
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.uploads import MultipartUploads
@@ -34,12 +36,33 @@ _REGIONS = {"EU": "eu-west-1", "US": "us-east-1"}
 """Old names of regions that clients still send as location constraints."""
 
 
+class Homes(Protocol):
+    """The directory of a store of several cells, as one of them sees it."""
+
+    def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
+        """Return a page of the buckets of an account, in all cells. Raises Transient."""
+
+    def claim(self, bucket: str, owner: str) -> bool:
+        """Make this cell the home of a bucket that is about to be created, and return whether it is. Raises
+        Transient."""
+
+
 class BucketOperations:
     """The operations on buckets. Safe to call from several threads."""
 
     def __init__(
-        self, metadata: AccountsMetadata, uploads: MultipartUploads, access: Access, clock: Clock, region: str
+        self,
+        metadata: AccountsMetadata,
+        uploads: MultipartUploads,
+        access: Access,
+        clock: Clock,
+        region: str,
+        homes: Homes | None = None,
     ) -> None:
+        """`homes` has the buckets of all cells, and decides in which cell a new one is; None for a store without
+        cells."""
+        self._homes = homes
+        self._buckets_of = metadata.buckets_of if homes is None else homes.buckets_of
         self._metadata = metadata
         self._uploads = uploads
         self._access = access
@@ -61,7 +84,7 @@ class BucketOperations:
         found: list[BucketRow] = []
         more = call.request.parameter("bucket-region") in (None, "", self._region)  # all buckets are in this one
         while more and len(found) <= limit:
-            page = self._metadata.buckets_of(account, after, BUCKETS_MAX // 10)
+            page = self._buckets_of(account, after, BUCKETS_MAX // 10)
             more = len(page) == BUCKETS_MAX // 10
             found += [row for row in page if row.name.startswith(prefix or "")]
             after = page[-1].name if page else after
@@ -89,6 +112,8 @@ class BucketOperations:
         if tags and not session_allows(call, call.operation, ["s3:PutBucketTagging"], call.bucket):
             raise denied()
         tag_set = answers.tagging(tags) if tags else None
+        if self._homes is not None and not self._homes.claim(call.bucket, account):
+            raise S3Error("OperationAborted", "Another request is creating this bucket. Please try again.")
         if self._metadata.bucket(call.bucket) is None:
             self._uploads.abort_all(call.bucket)  # uploads left over from an earlier bucket of this name
         first = CannedAcl.PRIVATE if kind is CannedAcl.GRANTS else kind

@@ -127,13 +127,13 @@ class MultipartOperations:
         self._encryption.refuse_upload(call)
         number, upload = call.part_number(), self._open(call)
         source = self._objects.source_of_copy(call)
-        row, _, versioning = source
+        row = source.row
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
-        body = CopiedBody(self._objects.open_source(source, first, length), length, algorithm)
+        body = CopiedBody(source.read(first, length), length, algorithm)
         made, attributes, _ = store_body(self._store, part_request(upload, number), body, {})
         answer = answers.copied(made.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
-        return xml(answer, source_headers(versioning, row))
+        return xml(answer, source_headers(source.access.versioning, row))
 
     def list_parts(self, call: Call) -> Reply:
         """List the parts of an open upload."""

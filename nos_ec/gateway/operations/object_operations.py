@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -110,11 +110,13 @@ class _Version(NamedTuple):
 
 
 class CopySource(NamedTuple):
-    """The version that a copy reads, its attributes, and the versioning of its bucket."""
+    """The version that a copy reads, its attributes, and its bucket. `read` returns its bytes, decrypted, from a first
+    one, and so many. It raises what `Encryption.open` raises."""
 
     row: ObjectRow
     attributes: dict[str, str]
-    versioning: Versioning | None
+    access: BucketAccess
+    read: Callable[..., Iterator[bytes]]
 
 
 class _Part(NamedTuple):
@@ -155,7 +157,11 @@ class ObjectOperations:
         changes: AttributeChanges,
         locks: LocksOfPuts,
         encryption: Encryption,
+        of_bucket: Callable[[str], ObjectOperations] | None = None,
     ) -> None:
+        """`of_bucket` returns the operations of the cell that holds a bucket, which a copy reads; None for a store
+        without cells. It raises S3Error (NoSuchBucket), Transient."""
+        self._of_bucket = of_bucket
         self._locks = locks
         self._store = store
         self._encryption = encryption
@@ -418,6 +424,8 @@ class ObjectOperations:
         """Return the version that `x-amz-copy-source` names. Raises S3Error, also if the conditions of the request do
         not hold for it."""
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
+        if self._of_bucket is not None and (other := self._of_bucket(bucket)) is not self:
+            return other.source_of_copy(call)
         access = self._access.bucket(bucket)
         access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
         key = object_key(bucket, name)
@@ -433,18 +441,14 @@ class ObjectOperations:
             error.headers.clear()  # the client would take them for headers about the target
             raise
         check_read(call.request, self._encryption.etag_of(row), row.created_ms, "x-amz-copy-source-")
-        return CopySource(row, self._encryption.shown(row, attributes), access.versioning)
+        return CopySource(row, self._encryption.shown(row, attributes), access, partial(self._encryption.open, row))
 
-    def open_source(self, source: CopySource, first: int, length: int) -> Iterator[bytes]:
-        """Return bytes of the version that a copy reads, decrypted. Raises what `Encryption.open` raises."""
-        return self._encryption.open(source.row, first, length)
-
-    def _require_tags_of_copy(self, call: Call, tags: Mapping[str, str]) -> None:
+    def _require_tags_of_copy(self, call: Call, source: BucketAccess, tags: Mapping[str, str]) -> None:
         """Raise AccessDenied unless the account may read the tags of the source, which the ACL of an object never
         allows, and set them for the target, which is a new object without tags."""
         assert call.access is not None
-        bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
-        of_source = rights_on(call, self._access.bucket(bucket), "GetObjectTagging", name, version, tags=tags)
+        _, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
+        of_source = rights_on(call, source, "GetObjectTagging", name, version, tags=tags)
         of_target = rights_on(call, call.access, "PutObjectTagging", call.key, tags={}, sent_tags=tags)
         if Rights.READ not in of_source or Rights.WRITE not in of_target:
             raise denied()
@@ -457,7 +461,7 @@ class ObjectOperations:
         encrypts = self._encryption.is_wanted(call)
         wanted = request.header("x-amz-checksum-algorithm")
         algorithm = None if wanted is None else checksums.algorithm_named(wanted)
-        row, old, of_source = self.source_of_copy(call)
+        row, old, access_of_source, read = self.source_of_copy(call)
         if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The specified copy source is larger than the maximum of a copy.")
         given = attributes_of_call(call)
@@ -482,7 +486,7 @@ class ObjectOperations:
         attributes |= {name: given[name] for name in of_request if name in given}
         call.require_with(Rights.WRITE, _NO_TAGS, tags_of(old) if keeps_tags else _NO_TAGS)
         if keeps_tags and TAGS in old:
-            self._require_tags_of_copy(call, tags_of(old))
+            self._require_tags_of_copy(call, access_of_source, tags_of(old))
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
         # 2. Keep the checksum of the source, unless it is composite or the request asks for another algorithm.
@@ -493,10 +497,10 @@ class ObjectOperations:
         put = self._put_request(call)
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
-        body = CopiedBody(self._encryption.open(row), row.users_size, algorithm, at_end)
+        body = CopiedBody(read(), row.users_size, algorithm, at_end)
         encryption = self._encryption if encrypts else None
         made, attributes, md5 = store_body(self._store, put, body, attributes, encryption)
-        headers = stored_headers(call.versioning, made) | source_headers(of_source, row)
+        headers = stored_headers(call.versioning, made) | source_headers(access_of_source.versioning, row)
         headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made)
         return xml(answers.copied(md5.hex(), made.created_ms, checksum_of(attributes)), headers)
 

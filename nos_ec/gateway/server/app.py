@@ -22,7 +22,7 @@ from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.server.probes import Probes, send_answer
 from nos_ec.gateway.server.record import CLIENT_CLOSED, Record, log_access
 from nos_ec.gateway.server.request_counters import RequestCounters
-from nos_ec.gateway.server.service import Service
+from nos_ec.gateway.server.service import Answers
 from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.s3.errors import S3Error
@@ -90,7 +90,7 @@ class App:
 
     def __init__(
         self,
-        service: Service,
+        service: Answers,
         workers: Workers,
         uploads: Workers,
         new_id: Callable[[], str],

@@ -16,7 +16,7 @@ from nos_ec.gateway.message.encryption import Encryption
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments
 from nos_ec.gateway.operations.bucket_encryption import bucket_encryption
-from nos_ec.gateway.operations.bucket_operations import BucketOperations
+from nos_ec.gateway.operations.bucket_operations import BucketOperations, Homes
 from nos_ec.gateway.operations.cors import Cors
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
@@ -31,11 +31,12 @@ from nos_ec.gateway.server.connection_counts import ConnectionCounts
 from nos_ec.gateway.server.http_protocol import IDLE_WAIT_S, GatewayProtocol
 from nos_ec.gateway.server.probes import Probes
 from nos_ec.gateway.server.request_counters import RequestCounters
-from nos_ec.gateway.server.service import Service
+from nos_ec.gateway.server.service import Answers, Service
 from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.web_server import WebServer, open_listener
+from nos_ec.ports.metadata import Metadata
 from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
@@ -52,19 +53,30 @@ UNREAD_WAIT_MS = 60_000
 answer. Accepted connections inherit the limit from the listening socket."""
 
 
-def make_service(system: System, master_keys: MasterKeys, settings: S3Settings) -> Service:
-    """Return the S3 service of an open store: a gateway without its HTTP server."""
+def make_service(
+    system: System,
+    master_keys: MasterKeys,
+    settings: S3Settings,
+    keys: Metadata | None = None,
+    homes: Homes | None = None,
+    of_bucket: Callable[[str], ObjectOperations] | None = None,
+) -> Service:
+    """Return the S3 service of an open store: a gateway without its HTTP server.
+
+    The service of one cell of several takes access keys and the keys that encrypt objects from `keys`, the metadata of
+    the directory's cell. For `homes` see BucketOperations, for `of_bucket` ObjectOperations.
+    """
     store, metadata, clock = system.client.store(), system.metadata, system.clock
     uploads = system.client.uploads(store)
-    access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness)
+    access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness, keys)
     changes, locks = AttributeChanges(store, clock, Random().random), system.client.locks(store)
     locks_of_puts = LocksOfPuts(locks, clock)
-    ring = KeyRing(metadata, master_keys, clock)
+    ring = KeyRing(keys or metadata, master_keys, clock)
     encryption = Encryption(store, ring, system.randomness, by_default=settings.encrypt)
-    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption)
+    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption, of_bucket)
     return Service(
         access,
-        BucketOperations(metadata, uploads, access, clock, settings.region),
+        BucketOperations(metadata, uploads, access, clock, settings.region, homes),
         Listings(store, encryption),
         objects,
         MultipartOperations(store, uploads, objects, access, locks_of_puts, encryption),
@@ -93,7 +105,7 @@ class GatewayServer(WebServer):
 
     def __init__(
         self,
-        service: Service,
+        service: Answers,
         settings: S3Settings,
         new_id: Callable[[], str],
         listener: socket.socket,

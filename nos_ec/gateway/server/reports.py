@@ -16,12 +16,11 @@ from typing import Any
 from nos_ec.core.histogram import Histogram
 from nos_ec.monitoring.declarations.metric import Kind, Metric
 from nos_ec.monitoring.declarations.metrics import INFO, METRICS, SOURCE_FAILURES
-from nos_ec.monitoring.exposition import Sample
+from nos_ec.monitoring.exposition import Sample, SampleSums, add_samples
 
 REPORT_MS = 1000
 
 _METRICS = {metric.name: metric for metric in METRICS}
-_Key = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +54,19 @@ class Sums:
     """The sums of the samples of all processes of a gateway."""
 
     def __init__(self) -> None:
-        self._ended: dict[_Key, Sample] = {}
+        self._ended: SampleSums = {}
 
     def add_ended(self, report: Report) -> None:
         """Keep the counters of a process that has ended, from its last report."""
-        _add(self._ended, (sample for sample in report.samples if sample.metric.kind is not Kind.GAUGE))
+        add_samples(self._ended, (sample for sample in report.samples if sample.metric.kind is not Kind.GAUGE))
 
     def samples(self, reports: Iterable[Report]) -> Iterator[Sample]:
         """Yield the sums. `reports` are the last reports of the running processes."""
-        found: dict[_Key, Sample] = {}
-        _add(found, self._ended.values())
+        found: SampleSums = {}
+        add_samples(found, self._ended.values())
         for report in reports:
-            _add(found, report.samples)
+            add_samples(found, report.samples)
         yield from found.values()
-
-
-def _add(sums: dict[_Key, Sample], samples: Iterable[Sample]) -> None:
-    for sample in samples:
-        key = sample.metric.name, sample.labels
-        known = sums.get(key)
-        sums[key] = sample if known is None else Sample(sample.metric, _sum(known.value, sample.value), sample.labels)
-
-
-def _sum(first: float | Histogram, second: float | Histogram) -> float | Histogram:
-    if isinstance(first, Histogram):
-        assert isinstance(second, Histogram)
-        return first.plus(second)
-    assert not isinstance(second, Histogram)
-    return first + second
 
 
 def _is_reported(sample: Sample) -> bool:

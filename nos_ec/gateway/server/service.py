@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 from urllib.parse import unquote
 
 from nos_ec.core.errors import NosError
@@ -44,8 +45,18 @@ _WITHOUT_BUCKET = frozenset(["ListBuckets", "CreateBucket"])
 """Operations that do not require a bucket to exist."""
 
 
+class Answers(Protocol):
+    """Answers the requests of a gateway. Safe to call from several threads."""
+
+    def answer(self, request: Request, source: Source, record: Record) -> Reply:
+        """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
+
+    def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
+        """Return the answer to a request that failed before it was parsed."""
+
+
 class Service:
-    """Safe to call from several threads."""
+    """The answers from one store. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -65,6 +76,7 @@ class Service:
         region: str,
     ) -> None:
         self._access = access
+        self.objects = objects
         self._region = region
         self._cors = cors
         self._forms = forms
@@ -164,7 +176,7 @@ class Service:
 
     def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
         """Return the answer to a request that failed before it was parsed."""
-        return _finished(request, _refusal(request, error, record), record)
+        return refusal(request, error, record)
 
     def _answer(self, request: Request, source: Source, record: Record) -> Reply:
         sent, request = request, with_hoisted(request)
@@ -213,6 +225,11 @@ class Service:
             return None, unsigned(request)
         sender = self._access.sender(claim.access_key, claim.token)
         return sender, verify(request, claim, None if sender is None else sender.secret)
+
+
+def refusal(request: Request, error: S3Error, record: Record) -> Reply:
+    """Return the answer to a request that no service has answered."""
+    return _finished(request, _refusal(request, error, record), record)
 
 
 def _finished(request: Request, reply: Reply, record: Record) -> Reply:

@@ -1,7 +1,7 @@
-"""The metadata store, as a set of protocols: objects, the trash, versions, buckets, access keys, multipart uploads,
-writer leases, blocks, the deletion queue of landing copies, segments of the landing log, pages of whole tables for
-checks, repairs of what the checks find, explanations of one object or block, the progress of a scrub, notes about GC,
-the survival of objects, the times that end locks, and the rebuilding of lost rows.
+"""The metadata store, as a set of protocols: objects, the trash, versions, buckets, access keys, the directory of
+cells, multipart uploads, writer leases, blocks, the deletion queue of landing copies, segments of the landing log,
+pages of whole tables for checks, repairs of what the checks find, explanations of one object or block, the progress of
+a scrub, notes about GC, the survival of objects, the times that end locks, and the rebuilding of lost rows.
 
 Each protocol has a module of its own, with the records that it takes and returns. `Metadata` combines all of them and
 adds the methods that concern the whole store. A caller asks only for the protocols that it needs.
@@ -45,6 +45,7 @@ from nos_ec.ports.metadata.buckets import (
     KeyState,
     Rights,
 )
+from nos_ec.ports.metadata.directory import Directory, DirectoryRow
 from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts
 from nos_ec.ports.metadata.inspection import Inspection, ObjectColumns, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
@@ -103,6 +104,8 @@ __all__ = [
     "CannedAcl",
     "CompletionOf",
     "DeleteVersion",
+    "Directory",
+    "DirectoryRow",
     "DocumentKind",
     "EntryPage",
     "ExpireMarker",

@@ -12,6 +12,7 @@ from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.buckets import AccessChanges, AccessKeys, Buckets
+from nos_ec.ports.metadata.directory import Directory
 from nos_ec.ports.metadata.explanations import Explanations
 from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
@@ -140,6 +141,7 @@ class Metadata(
     Versions,
     Buckets,
     AccessKeys,
+    Directory,
     AccessChanges,
     Uploads,
     Leases,

@@ -31,6 +31,7 @@ from tests.contract.suites.metadata_attribute_contract import AttributeContract
 from tests.contract.suites.metadata_block_contract import BlockContract
 from tests.contract.suites.metadata_bucket_contract import AccessKeyContract, BucketContract
 from tests.contract.suites.metadata_condition_contract import ConditionContract
+from tests.contract.suites.metadata_directory_contract import DirectoryContract
 from tests.contract.suites.metadata_entries_contract import EntriesContract
 from tests.contract.suites.metadata_expired_version_contract import ExpiredVersionContract
 from tests.contract.suites.metadata_explanation_contract import ExplanationContract
@@ -966,6 +967,7 @@ class MetadataContract(
     EntriesContract,
     TrashContract,
     BucketContract,
+    DirectoryContract,
     AccessKeyContract,
     UploadContract,
     TailContract,

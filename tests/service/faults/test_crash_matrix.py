@@ -39,6 +39,7 @@ from tests.service.dump.test_rebuild_kills import (
 )
 from tests.service.dump.test_rebuild_refused import REFUSED_LARGE_POINTS, REFUSED_POINTS, UNRECORDED_POINTS
 from tests.service.landing.test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
+from tests.service.objects.test_cells import CELL_POINTS
 from tests.service.objects.test_trash import TRASH_POINTS
 from tests.service.packing.foreign import publish_named
 from tests.service.s3.test_lifecycle_walk import LIFECYCLE_POINTS
@@ -834,6 +835,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             UPLOAD_POINTS,
             VERSION_POINTS,
             LIFECYCLE_POINTS,
+            CELL_POINTS,
         )
         for point in points
     }

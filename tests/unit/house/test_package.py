@@ -33,7 +33,7 @@ SIGNATURES = {
     " -> 'None'",
     "open_system": "(settings: 'Settings') -> 'System'",
     "ObjectKey": "(bucket: 'str', name: 'str') -> None",
-    "ObjectStore": "(system: 'System') -> 'None'",
+    "ObjectStore": "(system: 'System | Cells') -> 'None'",
     "ObjectStore.put": "(self, key: 'ObjectKey | str', data: 'Buffer | Readable | Iterable[Buffer]',"
     " size: 'int | None' = None, attributes: 'Mapping[str, str] | None' = None, *, if_absent: 'bool' = False,"
     " if_match: 'bytes | ObjectInfo | None' = None) -> 'ObjectInfo'",

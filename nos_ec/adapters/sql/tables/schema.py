@@ -56,6 +56,7 @@ from nos_ec.ports.metadata.buckets import (
     DocumentKind,
     KeyState,
 )
+from nos_ec.ports.metadata.directory import CELL_BYTES_MAX
 from nos_ec.ports.metadata.uploads import UploadState
 
 ID_BYTES = 16
@@ -382,6 +383,18 @@ BUCKETS = _table(
 `deleted_ms` is set when the bucket was deleted. The row stays for a while: if a concurrent PUT has put an object into
 the bucket, it belongs to the same owner again.
 """
+
+DIRECTORY = _table(
+    "directory",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("home", Utf8(CELL_BYTES_MAX), nullable=False),
+    Column("owner", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
+    _bigint("created_ms"),
+    _bigint("deleted_ms", nullable=True),
+    Index("directory_by_owner", "owner", "bucket"),
+)
+"""The cell of each bucket, in the database of one cell (docs/CELLS.md). Empty in the others, and in a store without
+cells. A row is never deleted: a bucket that is created again is created in the cell where it was (docs/adr/0063)."""
 
 BUCKET_DOCUMENTS = _table(
     "bucket_documents",

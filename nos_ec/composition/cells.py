@@ -1,0 +1,318 @@
+"""The open cells of a store, and the home of each bucket (docs/CELLS.md).
+
+Each cell is an open store of its own. A cell that cannot be reached does not keep the others from being opened: it is
+tried again in the background, and until then what needs it raises Transient.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import Self
+
+import structlog
+
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import ConfigError, NosError, NotFound, Transient
+from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessOf, BucketRow, DirectoryRow
+from nos_ec.settings import Settings
+
+OPEN_WAIT_S = 10.0
+"""How long a program waits for all cells when it starts."""
+RETRY_MS, RETRY_MS_MAX = 1_000, 30_000
+HOMES_MAX = 100_000
+"""How many homes a process remembers."""
+_PAGE_BUCKETS = 1000
+_ENTERED = "cells"
+"""Name of the note, in the directory's database, of the cells whose buckets are in the directory."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Cells:
+    """The open cells of a store. A context manager. Safe to call from several threads.
+
+    Use `open_cells`, which also starts to open them.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock, opened: Callable[[System], None] = lambda _: None) -> None:
+        """`opened` is called with each cell, in the thread that has opened it."""
+        self.settings = settings
+        self._clock = clock
+        self._opened = opened
+        self._random = Random()
+        self._lock = threading.Lock()
+        self._systems: dict[str, System] = {}
+        self._failures: dict[str, NosError] = {}
+        others = [name for name in settings.cells if name != self.directory_cell]
+        self._tried = {name: threading.Event() for name in others}
+        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep_opening, args=(name,), name=f"open-{name}", daemon=True)
+            for name in others
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(OPEN_WAIT_S)
+        with ExitStack() as stack, self._lock:
+            for system in self._systems.values():
+                stack.push(system)
+            self._systems = {}
+
+    # --- opening ----------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Open the cell of the directory, then the others, and wait up to OPEN_WAIT_S for each of them to be tried.
+        Raises what keeps the cell of the directory from being opened."""
+        self._open(self.directory_cell)
+        for thread in self._threads:
+            thread.start()
+        for tried in self._tried.values():
+            tried.wait(OPEN_WAIT_S)
+
+    def _keep_opening(self, name: str) -> None:
+        wait_ms = RETRY_MS
+        while not self._closing.is_set():
+            try:
+                self._open(name)
+            except NosError as error:
+                if str(self._failures.get(name)) != str(error):
+                    log = _log.warning if isinstance(error, Transient) else _log.error
+                    log("a cell cannot be opened; trying again", cell=name, error=str(error))
+                self._failures[name] = error
+            self._tried[name].set()
+            if name in self._systems:
+                return
+            self._clock.wait(self._closing, wait_ms)
+            wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
+
+    def _open(self, name: str) -> None:
+        system = open_system(self.settings.of_cell(name))
+        try:
+            self._require_entered(name, system)
+            record = partial(self._access_changed, name)
+            system.metadata.on_access_changed(record)
+            self._opened(system)
+        except BaseException:
+            system.__exit__()
+            raise
+        with self._lock:
+            if self._closing.is_set():
+                system.__exit__()
+                return
+            self._systems[name] = system
+        if self._failures.pop(name, None) is not None:
+            _log.info("a cell has been opened", cell=name)
+
+    def _require_entered(self, name: str, system: System) -> None:
+        """Raise ConfigError unless the directory has the buckets of this cell, and knows the cell as this store."""
+        directory = system if name == self.directory_cell else self.directory
+        known = entered_cells(directory).get(name)
+        if known is None:
+            raise ConfigError(f"the buckets of cell {name} are not in the directory yet; run `nos-ec init`")
+        if known != system.store_id:
+            raise ConfigError(
+                f"cell {name} is another store than the one whose buckets are in the directory; correct"
+                f" store.metadata_url_file in [cells.{name}]"
+            )
+
+    # --- cells ------------------------------------------------------------------------------------
+    @property
+    def directory_cell(self) -> str:
+        """The name of the cell whose database holds the directory."""
+        assert self.settings.store.directory is not None  # load_settings requires it
+        return self.settings.store.directory
+
+    @property
+    def directory(self) -> System:
+        """The cell whose database holds the directory and the access keys. Raises Transient while it is closed."""
+        return self.system(self.directory_cell)
+
+    def system(self, name: str) -> System:
+        """Return an open cell. Raises Transient, with the reason, while it cannot be opened."""
+        system = self._systems.get(name)
+        if system is None:
+            why = self._failures.get(name)
+            raise Transient(f"cell {name} is not open yet" + (f": {why}" if why is not None else ""))
+        return system
+
+    def names(self) -> list[str]:
+        """Return the names of all cells."""
+        return list(self.settings.cells)
+
+    def opened(self) -> dict[str, System]:
+        """Return the cells that are open."""
+        with self._lock:
+            return dict(self._systems)
+
+    # --- homes ------------------------------------------------------------------------------------
+    def home(self, bucket: str) -> str | None:
+        """Return the cell of a bucket; None if there never was such a bucket. A home never changes, so it is
+        remembered, and then needs no directory. Raises Transient."""
+        known = self._homes.get(bucket)
+        if known is not None:
+            return known
+        row = self.directory.metadata.directory_row(bucket)
+        return None if row is None else self._remembered(row)
+
+    def claim(self, bucket: str, owner: str, preferred: str | None = None) -> str:
+        """Return the cell in which a bucket is to be created: the one where it is or was, else `preferred`, else a cell
+        by weight. Raises Transient."""
+        home = preferred or self.home(bucket) or self.choose()
+        row = self.directory.metadata.claim_home(bucket, owner, home, self._clock.now_ms())
+        kill_point("cells.home_claimed")
+        return self._remembered(row)
+
+    def choose(self) -> str:
+        """Return a cell for a new bucket, at random by weight, among the cells that are open and have room. Raises
+        Transient if there is none."""
+        weights: dict[str, int] = {}
+        for name, system in self.opened().items():
+            weight = self.settings.cells[name].weight
+            if weight and _has_room(system):
+                weights[name] = weight
+        if not weights:
+            raise Transient("no cell takes new buckets: those that have a weight cannot be reached, or have no room")
+        return self._random.choices(list(weights), list(weights.values()))[0]
+
+    def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
+        """Return a page of the buckets of an account. Raises Transient."""
+        return self.directory.metadata.buckets_in_directory(owner, after, limit)
+
+    def _remembered(self, row: DirectoryRow) -> str:
+        with self._lock:
+            self._homes[row.bucket] = row.home
+            if len(self._homes) > HOMES_MAX:
+                self._homes.popitem(last=False)
+        return row.home
+
+    # --- keeping the directory up to date -----------------------------------------------------------
+    def _access_changed(self, cell: str, of: AccessOf, name: str) -> None:
+        system = self._systems.get(cell)
+        if system is None:
+            return  # it is being opened or closed, and changes nothing
+        system.client.access_records().record(of, name)
+        if of is AccessOf.BUCKET:
+            self.record(cell, name)
+
+    def record(self, cell: str, bucket: str) -> None:
+        """Make the directory say of a bucket what its row in this cell says. May be repeated. Raises Transient."""
+        directory = self.directory.metadata
+        row = self.system(cell).metadata.bucket(bucket)
+        if row is not None:
+            found = DirectoryRow(bucket, cell, row.owner, row.created_ms)
+        else:
+            known = directory.directory_row(bucket)
+            if known is None or known.is_deleted:
+                return
+            found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True)
+        for other in directory.record_in_directory([found]):
+            _log.error("a bucket is in two cells; its home is served", bucket=bucket, home=other.home, other=cell)
+
+
+def entered_cells(directory: System) -> dict[str, str]:
+    """Return the ids of the cells whose buckets have been entered into the directory, by the names of the cells. Raises
+    Transient."""
+    text = directory.metadata.note(_ENTERED)
+    return {} if text is None else dict(json.loads(text))
+
+
+def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow]) -> list[DirectoryRow]:
+    """Enter all buckets of a cell into the directory, which then knows the cell. Returns the rows of those that have
+    another home, where they stay. May be repeated after any error. Raises ConfigError if the cell is also known under
+    another name, Transient."""
+    cell = cell_of(system)
+    elsewhere: list[DirectoryRow] = []
+    for rows in _batches(iter(buckets)):
+        found = [DirectoryRow(row.name, cell, row.owner, row.created_ms) for row in rows]
+        elsewhere += directory.metadata.record_in_directory(found)
+    while True:
+        text = directory.metadata.note(_ENTERED)
+        known: dict[str, str] = {} if text is None else json.loads(text)
+        for name, store_id in known.items():
+            if store_id == system.store_id and name != cell:
+                raise ConfigError(f"the cells {name} and {cell} are the same store; give each a database of its own")
+        if directory.metadata.store_note(_ENTERED, json.dumps(known | {cell: system.store_id}), text):
+            return elsewhere
+
+
+def cell_of(system: System) -> str:
+    """Return the name of the cell that this is."""
+    assert system.settings.cell is not None
+    return system.settings.cell
+
+
+def open_cells(settings: Settings, clock: Clock, opened: Callable[[System], None] = lambda _: None) -> Cells:
+    """Open the cells of a store. Those that cannot be reached are opened later, but for the cell of the directory.
+    Raises ConfigError, Transient."""
+    cells = Cells(settings, clock, opened)
+    try:
+        cells.start()
+    except BaseException:
+        cells.__exit__()
+        raise
+    return cells
+
+
+def open_home(settings: Settings, bucket: str, *, creates: bool = False) -> System:
+    """Open the store, or of several cells the one that holds a bucket. `creates`: the bucket gets a home if it has
+    none, because an object will be put into it. Raises NotFound, ConfigError, Transient."""
+    if not settings.cells:
+        return open_system(settings)
+    assert settings.store.directory is not None
+    with open_system(settings.of_cell(settings.store.directory)) as first:
+        if missing := settings.cells.keys() - entered_cells(first).keys():
+            names = ", ".join(sorted(missing))
+            raise ConfigError(f"the buckets of these cells are not in the directory yet: {names}; run `nos-ec init`")
+        row = first.metadata.directory_row(bucket)
+        if row is None and not creates:
+            raise NotFound(f"there is no bucket {bucket}")
+        home = row.home if row is not None else _choose(settings)
+        if row is None or (creates and row.is_deleted):
+            home = first.metadata.claim_home(bucket, ROOT_ACCOUNT, home, first.clock.now_ms()).home
+    return open_system(settings.of_cell(home))
+
+
+def _choose(settings: Settings) -> str:
+    """Return a cell for a new bucket: by weight, one that can be reached and has room."""
+    weights = {name: cell.weight for name, cell in settings.cells.items() if cell.weight}
+    if not weights:
+        raise ConfigError("no cell takes new buckets; give one a weight above 0")
+    while True:
+        name = Random().choices(list(weights), list(weights.values()))[0]
+        del weights[name]
+        try:
+            with open_system(settings.of_cell(name)) as system:
+                system.client.require_put_space()
+        except NosError:
+            if not weights:
+                raise
+        else:
+            return name
+
+
+def _has_room(system: System) -> bool:
+    try:
+        system.client.require_put_space()
+    except NosError:
+        return False
+    return True
+
+
+def _batches(buckets: Iterator[BucketRow]) -> Iterator[list[BucketRow]]:
+    while batch := list(islice(buckets, _PAGE_BUCKETS)):
+        yield batch

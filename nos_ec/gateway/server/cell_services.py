@@ -1,0 +1,140 @@
+"""Serves the requests of a store of several cells: each by the service of the cell that holds its bucket."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from nos_ec.composition.cells import Cells
+from nos_ec.core.errors import NosError, Transient
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.gateway.message.body import BodyWanted, Source
+from nos_ec.gateway.message.failures import to_s3_error
+from nos_ec.gateway.message.reply import Reply
+from nos_ec.gateway.operations.object_operations import ObjectOperations
+from nos_ec.gateway.server.http_server import make_service
+from nos_ec.gateway.server.record import Record
+from nos_ec.gateway.server.service import Service, refusal
+from nos_ec.ports.metadata import BucketRow
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import addressed
+from nos_ec.s3.request import Request
+from nos_ec.settings import S3Settings
+
+STALLED_S = 2.0
+"""How long a cell answers nothing until it may hold only a share of the threads."""
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A cell, and how many of its requests are being served."""
+
+    name: str
+    service: Service | None = None
+    requests: int = 0
+    finished_s: float = 0.0
+    """When a request was finished last, or the first of those being served began."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class CellServices:
+    """The answers of a gateway from several cells. Safe to call from several threads."""
+
+    def __init__(self, cells: Cells, master_keys: MasterKeys, settings: S3Settings, timer: Callable[[], float]) -> None:
+        """A cell that has not answered for STALLED_S gets at most half of the threads that serve requests, so that the
+        others are served. `timer` returns seconds."""
+        self._cells = cells
+        self._master_keys = master_keys
+        self._settings = settings
+        self._timer = timer
+        self._of: Mapping[str, _Cell] = {name: _Cell(name) for name in cells.names()}
+        self._requests_max = max(1, settings.threads // 2)
+
+    def answer(self, request: Request, source: Source, record: Record) -> Reply:
+        """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
+        bucket, cell = None, self._of[self._cells.directory_cell]
+        try:
+            with suppress(S3Error):  # the service answers with the same error
+                bucket, _ = addressed(request.raw_path, request.header("host"), self._settings.domain_names)
+            if bucket is not None:
+                cell = self._cell_of(request, bucket)
+            with self._taking_part(cell):
+                reply = self._service(cell).answer(request, source, record)
+        except BodyWanted:
+            raise
+        except Exception as error:
+            return refusal(request, to_s3_error(error, request_id=record.request_id), record)
+        if bucket is not None and record.operation == "DeleteBucket" and record.code == "NoSuchBucket":
+            # An earlier deletion, or the creation, ended before the directory had been told.
+            with suppress(NosError):
+                self._cells.record(cell.name, bucket)
+        return reply
+
+    def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
+        """Return the answer to a request that failed before it was parsed."""
+        return refusal(request, error, record)
+
+    def _cell_of(self, request: Request, bucket: str) -> _Cell:
+        """Return the cell that serves a request about a bucket. For a bucket that there never was, only CreateBucket
+        matters: all others are answered alike by every cell."""
+        home = self._cells.home(bucket)
+        if home is None:
+            home = self._cells.choose() if request.method == "PUT" else self._cells.directory_cell
+        return self._named(home, bucket)
+
+    def _named(self, home: str, bucket: str) -> _Cell:
+        cell = self._of.get(home)
+        if cell is None:
+            raise Transient(f"bucket {bucket} is in cell {home}, which the settings do not have")
+        return cell
+
+    def _service(self, cell: _Cell) -> Service:
+        if cell.service is None:
+            with cell.lock:
+                if cell.service is None:
+                    cell.service = make_service(
+                        self._cells.system(cell.name),
+                        self._master_keys,
+                        self._settings,
+                        self._cells.directory.metadata,
+                        _HomesOf(self._cells, cell.name),
+                        self._operations_of,
+                    )
+        return cell.service
+
+    def _operations_of(self, bucket: str) -> ObjectOperations:
+        home = self._cells.home(bucket) or self._cells.directory_cell
+        return self._service(self._named(home, bucket)).objects
+
+    @contextmanager
+    def _taking_part(self, cell: _Cell) -> Iterator[None]:
+        """Count a request of a cell. Raises Transient if the cell does not answer, and others wait for it already."""
+        now_s = self._timer()
+        with cell.lock:
+            if not cell.requests:
+                cell.finished_s = now_s
+            if cell.requests >= self._requests_max and now_s - cell.finished_s > STALLED_S:
+                raise Transient(f"cell {cell.name} does not answer, and {cell.requests} requests wait for it already")
+            cell.requests += 1
+        try:
+            yield
+        finally:
+            with cell.lock:
+                cell.requests -= 1
+                cell.finished_s = self._timer()
+
+
+@dataclass(frozen=True, slots=True)
+class _HomesOf:
+    """The directory as one cell sees it."""
+
+    cells: Cells
+    cell: str
+
+    def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
+        return self.cells.buckets_of(owner, after, limit)
+
+    def claim(self, bucket: str, owner: str) -> bool:
+        return self.cells.claim(bucket, owner, self.cell) == self.cell

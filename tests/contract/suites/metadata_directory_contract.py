@@ -1,0 +1,83 @@
+"""The contract of `Directory`."""
+
+from __future__ import annotations
+
+import threading
+
+from nos_ec.ports.metadata import BucketRow, DirectoryRow
+from tests.rig.fakes.metadata_bench import MetadataBench
+
+
+class DirectoryContract:
+    """All of `Directory`."""
+
+    def test_the_home_of_a_bucket_is_claimed_once(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        assert metadata.directory_row("photos") is None
+        row = DirectoryRow("photos", "a", "ann", 5)
+        assert metadata.claim_home("photos", "ann", "a", 5) == row
+        assert metadata.claim_home("photos", "bob", "b", 6) == row
+        assert metadata.directory_row("photos") == row
+
+    def test_a_deleted_bucket_keeps_its_home(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        metadata.claim_home("photos", "ann", "a", 5)
+        gone = DirectoryRow("photos", "a", "ann", 5, is_deleted=True)
+        assert metadata.record_in_directory([gone]) == []
+        assert metadata.directory_row("photos") == gone
+        assert metadata.buckets_in_directory("ann", "", 10) == []
+        assert metadata.claim_home("photos", "bob", "b", 6) == DirectoryRow("photos", "a", "bob", 6)
+        assert metadata.buckets_in_directory("bob", "", 10) == [BucketRow("photos", "bob", 6)]
+
+    def test_a_bucket_that_is_recorded_from_another_cell_stays(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        known = metadata.claim_home("b", "ann", "one", 5)
+        rows = [DirectoryRow(name, "two", "bob", 7) for name in ("c", "b", "a")]
+        assert metadata.record_in_directory(rows) == [known]
+        assert metadata.directory_row("b") == known
+        assert metadata.directory_row("c") == rows[0]
+        changed = DirectoryRow("c", "two", "cid", 7)
+        assert metadata.record_in_directory([changed]) == []
+        assert metadata.directory_row("c") == changed
+
+    def test_buckets_are_listed_in_pages_by_owner(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        names = ["a", "b.c", "b-c", "B", "ä", "z" * 255]
+        for name in names:
+            metadata.claim_home(name, "ann", "one", 1)
+            metadata.claim_home(f"x{name}"[:255], "bob", "two", 1)
+        found: list[str] = []
+        while page := metadata.buckets_in_directory("ann", found[-1] if found else "", 2):
+            assert len(page) <= 2
+            found += [row.name for row in page]
+        assert found == sorted(names, key=str.encode)
+        everything = metadata.buckets_in_directory(None, "", 100)
+        assert [row.name for row in everything] == sorted(
+            {*names, *(f"x{name}"[:255] for name in names)}, key=str.encode
+        )
+        gone = DirectoryRow("a", "one", "ann", 1, is_deleted=True)
+        metadata.record_in_directory([gone])
+        assert metadata.directory_page("", 2) == [DirectoryRow("B", "one", "ann", 1), gone]
+        assert [row.bucket for row in metadata.directory_page("a", 1)] == ["b-c"]
+
+    def test_of_two_claims_at_once_one_decides(self, bench: MetadataBench) -> None:
+        for number in range(5):
+            homes: list[str] = []
+            barrier = threading.Barrier(4)
+
+            def claim(
+                cell: str,
+                name: str = f"bucket-{number}",
+                homes: list[str] = homes,
+                barrier: threading.Barrier = barrier,
+            ) -> None:
+                barrier.wait(10)
+                homes.append(bench.metadata.claim_home(name, "ann", cell, 1).home)
+
+            threads = [threading.Thread(target=claim, args=(cell,)) for cell in "abcd"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(homes) == 4
+            assert len(set(homes)) == 1

@@ -1,0 +1,187 @@
+"""The Python library and the object commands on a store of several cells."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
+from nos_ec.cli.app import run
+from nos_ec.composition.cells import open_home
+from nos_ec.composition.wiring import open_system
+from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.settings import Settings
+from tests.service.conftest import Bench
+from tests.service.s3.cell_stores import cells_config, new_cells
+
+NAMES = [f"bucket-{number}" for number in range(10)]
+
+CELL_POINTS = ["cells.home_claimed"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return new_cells(tmp_path, a=1, b=1, c=1)
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[ObjectStore]:
+    with open_store(settings) as opened:
+        yield opened
+
+
+def test_objects_lie_in_the_cell_of_their_bucket(settings: Settings, store: ObjectStore) -> None:
+    for name in NAMES:
+        store.put(f"{name}/k", name.encode(), attributes={"of": name})
+    assert list(store.buckets()) == sorted(NAMES)
+    for name in NAMES:
+        assert store.get(f"{name}/k") == name.encode()
+        assert store.head(f"{name}/k").attributes == {"of": name}
+        assert [info.key.name for info in store.list(name)] == ["k"]
+        assert next(store.list_folder(name)).key.name == "k"  # type: ignore[union-attr]
+        with store.open_read(f"{name}/k") as reader:
+            assert reader.read() == name.encode()
+        assert store.get(store.head(f"{name}/k")) == name.encode()
+        store.set_attributes(f"{name}/k", {"new": "1"})
+    cells = {name: open_home(settings, name).settings.cell for name in NAMES}
+    assert set(cells.values()) == {"a", "b", "c"}
+    deleted = store.delete_many([f"{name}/k" for name in NAMES] + ["bucket-0/none"])
+    assert [info.key.bucket for info in deleted] == NAMES
+    assert list(store.buckets()) == []
+
+
+def test_put_many_stores_together_only_what_is_in_one_cell(store: ObjectStore) -> None:
+    made = store.put_many([("one/a", b"1"), ("one/b", b"2")])
+    assert [info.key.name for info in made] == ["a", "b"]
+    with pytest.raises(InvalidInput, match="these buckets are in several cells"):
+        store.put_many([(f"{name}/a", b"1") for name in NAMES])
+    assert store.small_bytes_max > 0
+
+
+def test_what_is_nowhere_is_not_found(store: ObjectStore) -> None:
+    with pytest.raises(NotFound):
+        store.get("nothing/k")
+    with pytest.raises(NotFound):
+        store.delete("nothing/k")
+    assert list(store.list("nothing")) == []
+    assert store.delete_many(["nothing/k"]) == []
+
+
+def test_metrics_are_the_sums_of_the_cells(store: ObjectStore) -> None:
+    registry = CollectorRegistry()
+    store.register(registry)
+    for name in NAMES:
+        store.put(f"{name}/k", b"x")
+    assert registry.get_sample_value("nos_ec_put_batch_objects_sum") == len(NAMES)
+
+
+def test_object_commands(tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(cells_config(tmp_path, a=1, b=1, c=1))
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "file").write_bytes(b"data")
+
+    def call(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run(["--config", config, *words]) == code
+        return capsys.readouterr().out
+
+    for name in NAMES:
+        call("put", f"{name}/k", str(source / "deep" / "file"))
+        call("put", "-r", name, str(source))
+    assert call("ls").split() == sorted(NAMES)
+    shown = json.loads(call("ls", "--limit", "3", "--json"))
+    assert shown == {"buckets": sorted(NAMES)[:3], "next_after": sorted(NAMES)[2]}
+    assert call("ls", "--after", sorted(NAMES)[2]).split() == sorted(NAMES)[3:]
+    assert call("ls", NAMES[3]).split() == [f"{NAMES[3]}/deep/file", f"{NAMES[3]}/k"]
+    assert json.loads(call("stat", f"{NAMES[3]}/k", "--json"))["size"] == 4
+    target = tmp_path / "target"
+    call("get", "-r", NAMES[3], str(target))
+    assert (target / "deep" / "file").read_bytes() == b"data"
+    call("rm", *(f"{name}/k" for name in NAMES), f"{NAMES[0]}/none", "nothing/k", code=4)
+    assert [call("ls", name).split() for name in NAMES] == [[f"{name}/deep/file"] for name in NAMES]
+    call("stat", "nothing/k", code=4)
+    cells = json.loads(call("cells", "list", "--json"))["cells"]
+    assert sum(cell["buckets"] for cell in cells) == len(NAMES)
+    assert "has the directory" in call("cells", "list")
+    call("s3", "bucket", "create", "made", "--owner", "ann")
+    call("s3", "bucket", "give", "made", "bob")
+    call("s3", "grant", "made", "ann", "read")
+    with open_home(settings, "made") as home:
+        assert home.metadata.grants("made").keys() == {"ann"}
+    with open_store(settings) as store:
+        assert [row.name for row in store._cells.buckets_of("bob", "", 10)] == ["made"]
+
+
+def test_a_store_becomes_the_first_cell_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = cells_config(tmp_path, a=1)
+    text = (
+        alone.read_text()
+        .replace('[cells.a]\nweight = 1\nstore.root = "a"', "")
+        .replace('directory = "a"', 'root = "a"')
+    )
+    single = tmp_path / "single.toml"
+    single.write_text(text)
+    with open_store(str(single), create=True) as store:
+        for name in NAMES:
+            store.put(f"{name}/k", name.encode())
+    config = cells_config(tmp_path, a=0, b=1)
+    with pytest.raises(ConfigError, match="run `nos-ec init`"), open_store(str(config)):
+        pass
+    assert run(["--config", str(config), "init"]) == 0
+    assert "cell a: 10 buckets in the directory" in capsys.readouterr().out
+    with open_store(str(config)) as store:
+        assert list(store.buckets()) == sorted(NAMES)
+        for name in NAMES:
+            assert store.get(f"{name}/k") == name.encode()
+            store.put(f"{name}/second", b"2")
+        store.put("new/k", b"3")
+    assert run(["--config", str(config), "cells", "list", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["cell"], cell["buckets"]) for cell in cells] == [("a", 10), ("b", 1)]
+
+
+def test_cells_that_were_exchanged_are_refused(tmp_path: Path, settings: Settings) -> None:
+    config = cells_config(tmp_path, a=1, b=1, c=1)
+    config.write_text(config.read_text().replace('root = "b"', 'root = "x"').replace('root = "c"', 'root = "b"'))
+    with open_store(str(config)) as store:
+        with pytest.raises(Transient, match="cell c is another store than the one"):
+            store._cells.system("c")
+        with pytest.raises(Transient, match="cell b is not open yet: there is no metadata store"):
+            store._cells.system("b")
+
+
+def test_the_same_store_under_two_names_is_refused(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = cells_config(tmp_path, a=1, b=1, d=1)
+    config.write_text(config.read_text().replace('root = "d"', 'root = "c"'))
+    assert run(["--config", str(config), "init"]) != 0
+    assert "are the same store" in capsys.readouterr().err
+
+
+def test_a_stream_is_put_into_its_cell(store: ObjectStore) -> None:
+    store.put("stream/k", io.BytesIO(b"x" * 100_000), size=100_000)
+    assert store.get("stream/k", 5, 10) == b"x" * 10
+
+
+@pytest.mark.parametrize("point", CELL_POINTS)
+def test_kill_the_creation_of_a_bucket(bench: Bench, point: str) -> None:
+    """The directory names the home of a bucket that has no row there yet."""
+    settings = new_cells(bench.folder, a=1, b=1)
+    bench.config = cells_config(bench.folder, a=1, b=1)
+    done = bench.run("s3", "bucket", "create", "photos", "--owner", "ann", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = bench.run("s3", "bucket", "create", "photos", "--owner", "bob")
+    assert done.returncode == 0, done.stderr
+    with open_home(settings, "photos") as home:
+        assert home.metadata.bucket("photos") is not None
+    with open_system(settings.of_cell("a")) as directory:
+        assert [row.name for row in directory.metadata.buckets_in_directory("bob", "", 10)] == ["photos"]
+        assert directory.metadata.buckets_in_directory("ann", "", 10) == []

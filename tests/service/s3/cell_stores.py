@@ -1,0 +1,59 @@
+"""Stores of several cells, and a gateway that serves them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.commands.cells import complete_directory
+from nos_ec.composition.cells import Cells, open_cells
+from nos_ec.composition.wiring import initialise
+from nos_ec.gateway.server.cell_services import CellServices
+from nos_ec.gateway.server.http_server import GatewayServer, open_gateway_listener
+from nos_ec.settings import Settings, load_settings
+from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, health_of
+
+SMALL = """
+[geometry]
+chunk_size = 16384
+stripes_per_block = 8
+[log]
+partitions = 2
+[landing]
+device_bytes = "24MiB"
+segment_bytes = "4MiB"
+"""
+
+
+def cells_config(folder: Path, **weights: int) -> Path:
+    """A file with these cells, of which the first has the directory."""
+    lines = ["[store]", f'directory = "{next(iter(weights))}"', SMALL]
+    for name, weight in weights.items():
+        lines += [f"[cells.{name}]", f"weight = {weight}", f'store.root = "{name}"']
+    file = folder / "cells.toml"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def new_cells(folder: Path, **weights: int) -> Settings:
+    """The settings of a new store with these cells, all of them initialised."""
+    settings = load_settings(cells_config(folder, **weights), {})
+    for name in settings.cells:
+        initialise(settings.of_cell(name))
+    complete_directory(settings, as_json=True)
+    return settings
+
+
+@contextmanager
+def serving_cells(settings: Settings) -> Iterator[tuple[Cells, Gateway]]:
+    """The open cells and a gateway of them, whose accounts are those of the directory."""
+    ids = itertools.count(1)
+    with open_cells(settings, SystemClock()) as cells:
+        health = health_of(cells.directory)
+        service, listener = CellServices(cells, MASTERS, SETTINGS, perf_counter), open_gateway_listener(SETTINGS)
+        with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener, health) as server:
+            yield cells, Gateway(cells.directory, server.url)

@@ -1,0 +1,316 @@
+"""S3 on a store of several cells."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import delete
+
+from nos_ec.adapters.sql.tables.schema import DIRECTORY
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.commands.cells import fill_directory
+from nos_ec.composition.cells import Cells, enter_buckets, open_cells
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.gateway.auth.access import _Cache
+from nos_ec.gateway.auth.key_ring import KeyRing
+from nos_ec.ports.metadata import CannedAcl
+from nos_ec.settings import load_settings
+from tests.service.s3.cell_stores import cells_config, new_cells, serving_cells
+from tests.service.s3.s3_gateway import MASTERS, Gateway, refused
+
+NAMES = [f"bucket-{number}" for number in range(12)]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Cells, Gateway]]:
+    with serving_cells(new_cells(tmp_path, a=1, b=1, c=2)) as found:
+        yield found
+
+
+def homes(cells: Cells) -> dict[str, str]:
+    return {row.bucket: row.home for row in cells.directory.metadata.directory_page("", 1000) if not row.is_deleted}
+
+
+def test_buckets_are_spread_over_the_cells_and_served_alike(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann, bob = gateway.client("ann"), gateway.client("bob")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+        ann.put_object(Bucket=name, Key="k", Body=name.encode())
+    assert set(homes(cells).values()) == {"a", "b", "c"}
+    assert [bucket["Name"] for bucket in ann.list_buckets()["Buckets"]] == sorted(NAMES)
+    assert bob.list_buckets()["Buckets"] == []
+    for name in NAMES:
+        assert ann.get_object(Bucket=name, Key="k")["Body"].read() == name.encode()
+        assert [entry["Key"] for entry in ann.list_objects_v2(Bucket=name)["Contents"]] == ["k"]
+        refused("AccessDenied", 403, bob.get_object, Bucket=name, Key="k")
+        refused("BucketAlreadyExists", 409, bob.create_bucket, Bucket=name)
+        of_home = cells.system(homes(cells)[name])
+        assert of_home.client.store().get(ObjectKey(name, "k")) == name.encode()
+
+
+def test_a_bucket_that_was_deleted_is_created_again_where_it_was(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann, bob = gateway.client("ann"), gateway.client("bob")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+    before = homes(cells)
+    for name in NAMES:
+        ann.delete_bucket(Bucket=name)
+    assert homes(cells) == {}
+    assert ann.list_buckets()["Buckets"] == []
+    refused("NoSuchBucket", 404, ann.list_objects_v2, Bucket=NAMES[0])
+    for name in NAMES:
+        bob.create_bucket(Bucket=name)
+    assert homes(cells) == before
+    assert [bucket["Name"] for bucket in bob.list_buckets()["Buckets"]] == sorted(NAMES)
+
+
+def test_a_bucket_that_is_not_empty_stays_in_the_directory(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+    ann.create_bucket(Bucket="full")
+    ann.put_object(Bucket="full", Key="k")
+    refused("BucketNotEmpty", 409, ann.delete_bucket, Bucket="full")
+    assert "full" in homes(cells)
+
+
+def test_unknown_buckets(served: tuple[Cells, Gateway]) -> None:
+    _, gateway = served
+    ann = gateway.client("ann")
+    refused("NoSuchBucket", 404, ann.get_object, Bucket="nothing", Key="k")
+    refused("NoSuchBucket", 404, ann.put_object, Bucket="nothing", Key="k")
+    refused("NoSuchBucket", 404, ann.delete_bucket, Bucket="nothing")
+    assert gateway.raw("GET", "/nothing/k")[0] == 404
+    assert gateway.raw("PUT", "/nothing2")[0] == 403
+    refused("InvalidBucketName", 400, ann.create_bucket, Bucket="Not_Valid")
+
+
+def test_objects_are_copied_between_cells(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann, bob = gateway.client("ann"), gateway.client("bob")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+    found = homes(cells)
+    source = next(name for name in NAMES if found[name] == "b")
+    target = next(name for name in NAMES if found[name] == "c")
+    data = bytes(range(256)) * 30_000
+    ann.put_object(Bucket=source, Key="k", Body=data, Metadata={"a": "1"}, Tagging="t=2")
+    ann.copy_object(Bucket=target, Key="copy", CopySource=f"{source}/k")
+    got = ann.get_object(Bucket=target, Key="copy")
+    assert (got["Body"].read(), got["Metadata"]) == (data, {"a": "1"})
+    assert ann.get_object_tagging(Bucket=target, Key="copy")["TagSet"] == [{"Key": "t", "Value": "2"}]
+    refused("NoSuchKey", 404, ann.copy_object, Bucket=target, Key="copy", CopySource=f"{source}/none")
+    refused("NoSuchBucket", 404, ann.copy_object, Bucket=target, Key="copy", CopySource="nothing/k")
+    bob.create_bucket(Bucket="bobs")
+    refused("AccessDenied", 403, bob.copy_object, Bucket="bobs", Key="k", CopySource=f"{source}/k")
+    upload = ann.create_multipart_upload(Bucket=target, Key="parts")["UploadId"]
+    of = {"Bucket": target, "Key": "parts", "UploadId": upload}
+    part = ann.upload_part_copy(**of, PartNumber=1, CopySource=f"{source}/k", CopySourceRange="bytes=5-6000000")
+    parts = [{"PartNumber": 1, "ETag": part["CopyPartResult"]["ETag"]}]
+    ann.complete_multipart_upload(**of, MultipartUpload={"Parts": parts})
+    assert ann.get_object(Bucket=target, Key="parts")["Body"].read() == data[5:6_000_001]
+
+
+def test_encrypted_objects_of_all_cells_have_keys_of_the_directory(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+    KeyRing(cells.directory.metadata, MASTERS, cells.directory.clock).add(os.urandom)
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+        ann.put_object(Bucket=name, Key="k", Body=b"secret", ServerSideEncryption="AES256")
+        assert ann.get_object(Bucket=name, Key="k")["Body"].read() == b"secret"
+    assert set(homes(cells).values()) == {"a", "b", "c"}
+
+
+def test_two_programs_create_one_bucket(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    clients = [gateway.client("ann"), gateway.client("bob"), gateway.client("cid")]
+    for number in range(10):
+        results: list[Any] = []
+
+        def create(client: Any, name: str = f"same-{number}", results: list[Any] = results) -> None:
+            try:
+                client.create_bucket(Bucket=name)
+                results.append("made")
+            except Exception as error:
+                results.append(str(error))
+
+        threads = [threading.Thread(target=create, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results.count("made") <= 1, results
+        name = f"same-{number}"
+        held = [cell for cell, system in cells.opened().items() if system.metadata.bucket(name) is not None]
+        assert held in ([], [homes(cells)[name]])
+
+
+def test_a_creation_that_was_interrupted_is_completed(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, gateway = served
+    ann, bob = gateway.client("ann"), gateway.client("bob")
+
+    def fail(*_: object) -> bool:
+        raise Transient("the process dies here")
+
+    for system in cells.opened().values():
+        monkeypatch.setattr(system.metadata, "create_bucket", fail)
+    refused("ServiceUnavailable", 503, ann.create_bucket, Bucket="half")
+    refused("ServiceUnavailable", 503, ann.create_bucket, Bucket="ghost")
+    monkeypatch.undo()
+    assert [bucket["Name"] for bucket in ann.list_buckets()["Buckets"]] == ["ghost", "half"]
+    home = homes(cells)["half"]
+    bob.create_bucket(Bucket="half")
+    assert cells.system(home).metadata.bucket("half") is not None
+    assert [bucket["Name"] for bucket in bob.list_buckets()["Buckets"]] == ["half"]
+    refused("NoSuchBucket", 404, ann.delete_bucket, Bucket="ghost")
+    assert ann.list_buckets()["Buckets"] == []
+
+
+def test_a_cell_without_weight_gets_no_bucket(tmp_path: Path) -> None:
+    with serving_cells(new_cells(tmp_path, a=0, b=1)) as (cells, gateway):
+        ann = gateway.client("ann")
+        for name in NAMES:
+            ann.create_bucket(Bucket=name)
+        assert set(homes(cells).values()) == {"b"}
+
+
+def test_a_cell_that_cannot_be_opened_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nos_ec.composition.cells.RETRY_MS", 50)
+    settings = new_cells(tmp_path, a=1, b=1)
+    with serving_cells(settings) as (cells, gateway):
+        ann = gateway.client("ann")
+        for name in NAMES:
+            ann.create_bucket(Bucket=name)
+            ann.put_object(Bucket=name, Key="k", Body=b"x")
+        found = homes(cells)
+    is_away = True
+
+    def opened(of_cell: Any) -> System:
+        if of_cell.cell == "b" and is_away:
+            raise Transient("its database is away")
+        return open_system(of_cell)
+
+    monkeypatch.setattr("nos_ec.composition.cells.open_system", opened)
+    with serving_cells(settings) as (_, gateway):
+        ann = gateway.client("ann")
+        assert len(ann.list_buckets()["Buckets"]) == len(NAMES)
+        for name in NAMES:
+            if found[name] == "a":
+                assert ann.get_object(Bucket=name, Key="k")["Body"].read() == b"x"
+            else:
+                refused("ServiceUnavailable", 503, ann.get_object, Bucket=name, Key="k")
+        ann.create_bucket(Bucket="new")
+        is_away = False
+        name = next(name for name in NAMES if found[name] == "b")
+        for _ in range(100):
+            try:
+                ann.get_object(Bucket=name, Key="k")
+                break
+            except Exception:
+                threading.Event().wait(0.1)
+        assert ann.get_object(Bucket=name, Key="k")["Body"].read() == b"x"
+
+
+def test_the_directory_must_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = new_cells(tmp_path, a=1, b=1)
+
+    def opened(_: Any) -> System:
+        raise Transient("its database is away")
+
+    monkeypatch.setattr("nos_ec.composition.cells.open_system", opened)
+    with pytest.raises(Transient, match="its database is away"):
+        open_cells(settings, SystemClock())
+
+
+def test_two_cells_of_one_database_are_refused(tmp_path: Path) -> None:
+    settings = new_cells(tmp_path, a=1, b=1)
+    file = cells_config(tmp_path, a=1, b=1)
+    database = tmp_path / "a" / "metadata.db"
+    file.write_text(file.read_text() + f'store.metadata_url = "sqlite:///{database}"\n')
+    assert settings.of_cell("b").store.metadata_url is None
+    with (
+        open_cells(load_settings(file, {}), SystemClock()) as cells,
+        pytest.raises(Transient, match="b holds the data of another store"),
+    ):
+        cells.system("b")
+
+
+def test_buckets_that_are_known_need_no_directory(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+        ann.put_object(Bucket=name, Key="k", Body=b"x")
+    others = [name for name in NAMES if homes(cells)[name] != "a"]
+
+    def away(*_: object) -> Any:
+        raise Transient("the directory is away")
+
+    for method in ("directory_row", "claim_home", "record_in_directory", "access_key", "bucket"):
+        monkeypatch.setattr(cells.directory.metadata, method, away)
+    for name in others:
+        assert ann.get_object(Bucket=name, Key="k")["Body"].read() == b"x"
+    refused("ServiceUnavailable", 503, ann.get_object, Bucket="unknown", Key="k")
+
+
+def test_the_directory_is_made_again_from_the_cells(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+    before = homes(cells)
+    metadata: Any = cells.directory.metadata
+    metadata._write(lambda connection: connection.execute(delete(DIRECTORY)))
+    assert homes(cells) == {}
+    fill_directory(cells.settings, list(cells.settings.cells), as_json=True)
+    assert homes(cells) == before
+    assert [bucket["Name"] for bucket in ann.list_buckets()["Buckets"]] == sorted(NAMES)
+
+
+def test_a_bucket_in_two_cells_stays_at_its_home(served: tuple[Cells, Gateway]) -> None:
+    cells, _ = served
+    for cell in ("a", "b"):
+        cells.system(cell).metadata.create_bucket("twice", "ann", CannedAcl.PRIVATE, 1)
+    assert homes(cells)["twice"] == "a"
+    row = cells.system("b").metadata.bucket("twice")
+    assert row is not None
+    assert [other.home for other in enter_buckets(cells.directory, cells.system("b"), [row])] == ["a"]
+
+
+def test_a_stale_key_is_used_while_keys_cannot_be_read() -> None:
+    class Now:
+        ms = 0
+
+        def now_ms(self) -> int:
+            return self.ms
+
+    clock, calls = Now(), []
+    cache: _Cache[int] = _Cache(clock, 10, stale_ms=1000)  # type: ignore[arg-type]
+
+    def away(_: str) -> int:
+        calls.append(1)
+        raise Transient("away")
+
+    assert cache.find("k", lambda _: 7) == 7
+    clock.ms = 500
+    assert cache.find("k", away) == 7
+    assert cache.find("k", away) == 7
+    assert len(calls) == 1
+    with pytest.raises(Transient):
+        cache.find("other", away)
+    clock.ms = 1001
+    with pytest.raises(Transient):
+        cache.find("k", away)
