@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from nos_ec import __version__
+from nos_ec.cli.terminal.cells import knowing_cells, over_cells
 from nos_ec.cli.terminal.context import Context, log_for_people, logs_json
 from nos_ec.cli.terminal.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.terminal.output import stdout
@@ -75,19 +76,25 @@ def root(
         typer.echo(f"nos-ec {__version__}")
         raise typer.Exit
     log_for_people()
-    ctx.obj = Context(config, cell or None)
+    ctx.obj = Context(config, cell or None, _command_words(ctx.obj or ()))
 
 
 def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:
     """Return `nos-ec` with only the commands of the module that these arguments need. If they do not begin with a
     command, as in `nos-ec --help`, all commands are registered; `nos-ec --version` needs none."""
-    words = list(arguments)
-    while words and words[0].partition("=")[0] in ("--config", "--cell"):
-        del words[: 1 if "=" in words[0] else 2]
+    words = _command_words(arguments)
     if words == ["--version"]:
         return _registered()
     module = _MODULE_OF.get(words[0]) if words else None
     return all_commands() if module is None else _registered(module)
+
+
+def _command_words(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments after the global options."""
+    words = list(arguments)
+    while words and words[0].partition("=")[0] in ("--config", "--cell"):
+        del words[: 1 if "=" in words[0] else 2]
+    return words
 
 
 def all_commands() -> typer.core.TyperGroup:
@@ -113,9 +120,9 @@ def _registered(*modules: str) -> typer.core.TyperGroup:
         for name in MODULES[module]:
             group: typer.Typer | None = getattr(found, f"{name}_app", None)
             if group is None:
-                app.command(name)(getattr(found, name.replace("-", "_")))
+                app.command(name)(over_cells(getattr(found, name.replace("-", "_")), name))
             else:
-                app.add_typer(group, name=name, help=group.info.help)
+                app.add_typer(knowing_cells(group, name), name=name, help=group.info.help)
     made = typer.main.get_command(app)
     assert isinstance(made, typer.core.TyperGroup)
     return made
@@ -135,7 +142,7 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        commands(arguments)(args=arguments, prog_name="nos-ec")
+        commands(arguments)(args=arguments, prog_name="nos-ec", obj=arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_BUG
     return 0

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,15 @@ DEFAULT_CONFIGS = (Path("nos-ec.toml"), Path("/etc/nos-ec/nos-ec.toml"))
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and errors as JSON on stderr.")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Context:
-    """The global options of a command: the file given with --config, and the cell given with --cell, if any."""
+    """The global options of a command: the file given with --config, and the cell given with --cell, if any; and its
+    words, the arguments after the global options."""
 
     config: Path | None
     cell: str | None = None
+    words: Sequence[str] = ()
+    _loaded: Settings | None = None
 
     def config_file(self) -> Path | None:
         """Return the settings file to read: --config, else $NOS_EC_CONFIG, else the first of DEFAULT_CONFIGS that
@@ -74,8 +78,9 @@ class Context:
         """Return the settings: those of the cell if one was given. Raises a ConfigError that lists all problems."""
         from nos_ec.settings import load_settings
 
-        settings = load_settings(self.config_file(), os.environ)
-        return settings if self.cell is None else settings.of_cell(self.cell)
+        if self._loaded is None:
+            self._loaded = load_settings(self.config_file(), os.environ)
+        return self._loaded if self.cell is None else self._loaded.of_cell(self.cell)
 
     def system(self) -> System:
         """Open the store. Raises ConfigError, Transient."""

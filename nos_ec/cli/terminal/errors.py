@@ -58,13 +58,18 @@ def exit_code(error: NosError) -> int:
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_BUG)
 
 
-def report(error: NosError, as_json: bool) -> int:
-    """Print an error on stderr and return its exit code."""
+def report(error: NosError, as_json: bool, cell: str | None = None) -> int:
+    """Print an error on stderr and return its exit code. `cell` is the cell in which it happened, if a command works in
+    several."""
     code = exit_code(error)
     if as_json:
         detail = {"error": type(error).__name__, "message": str(error), "exit_code": code, **error.facts()}
+        if cell is not None:
+            detail["cell"] = cell
         sys.stderr.write(json.dumps(detail, ensure_ascii=False) + "\n")
     else:
         err.print("[bold red]error:[/] ", end="")
+        if cell is not None:
+            err.print(f"cell {cell}: ", end="", markup=False)
         err.print(str(error), markup=False)
     return code

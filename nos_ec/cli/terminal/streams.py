@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from nos_ec.core.errors import InvalidInput
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 STDERR = 2
+_HELD_BYTES = 1024 * 1024
+"""How much output of a cell is held in memory; the rest goes to a temporary file."""
 
 
 class _SideChannel(io.FileIO):
@@ -54,6 +57,9 @@ class ReaderGone(Exception):
 class StandardOutput:
     """Writes to whatever sys.stdout is at the time of each call. The methods raise ReaderGone, InvalidInput."""
 
+    def __init__(self) -> None:
+        self._cell: CellOutput | None = None
+
     @property
     def encoding(self) -> str:
         """Return the encoding of text."""
@@ -70,12 +76,27 @@ class StandardOutput:
         Without buffering (PYTHONUNBUFFERED), a single write may be short when the disk fills up or the reader goes
         away.
         """
+        self.write_now(data if self._cell is None else self._cell.passed_on(data))
+        return len(data)
+
+    def write_now(self, data: bytes) -> None:
+        """Write all of `data` as it is, also while a cell's output is marked or held back; it may be buffered."""
         with _translated():
             buffer = _opened().buffer
             rest = memoryview(data)
             while rest:
                 rest = rest[buffer.write(rest) :]
-        return len(data)
+
+    @contextmanager
+    def of_cell(self, name: str, width: int, *, as_json: bool) -> Iterator[CellOutput]:
+        """Let what is written in the block be the output of a cell, of whose names the longest has `width` characters:
+        each line begins with the name. JSON is held back instead, for `write_json` at the end of the block."""
+        with SpooledTemporaryFile[bytes](_HELD_BYTES) as held:
+            self._cell = CellOutput(self, b"" if as_json else f"{name}:".ljust(width + 2).encode(), held)
+            try:
+                yield self._cell
+            finally:
+                self._cell = None
 
     def flush(self) -> None:
         """Flush all buffered output. Does nothing if stdout is closed."""
@@ -90,6 +111,40 @@ class StandardOutput:
     def fileno(self) -> int:
         """Return the file descriptor, which is needed to query a terminal's width."""
         return _opened().fileno()
+
+
+class CellOutput:
+    """What a command writes to standard output for one cell of a store."""
+
+    def __init__(self, stdout: StandardOutput, prefix: bytes, held: SpooledTemporaryFile[bytes]) -> None:
+        """Lines get this prefix. Without one, all output is held back in a file."""
+        self._stdout = stdout
+        self._prefix = prefix
+        self._begins = True
+        self._held = held
+
+    def passed_on(self, data: bytes) -> bytes:
+        """Return what is to be written now instead of `data`."""
+        if not self._prefix:
+            self._held.write(data)
+            return b""
+        lines = data.splitlines(keepends=True) if data else []
+        found = b"".join(self._prefix * (number > 0 or self._begins) + line for number, line in enumerate(lines))
+        if lines:
+            self._begins = lines[-1].endswith(b"\n")
+        return found
+
+    def write_json(self, start: str, end: str) -> None:
+        """Write the line of JSON that was held back between these texts, and null if the command failed before it had
+        written a whole line."""
+        size = self._held.tell()
+        self._held.seek(max(0, size - 1))
+        is_whole = self._held.read(1) == b"\n"
+        self._held.seek(0)
+        self._stdout.write_now(start.encode())
+        for left in range(size - 1 if is_whole else 0, 0, -_HELD_BYTES):
+            self._stdout.write_now(self._held.read(min(left, _HELD_BYTES)))
+        self._stdout.write_now((end if is_whole else f"null{end}").encode())
 
 
 def _opened() -> TextIO:
