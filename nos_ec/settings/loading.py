@@ -30,8 +30,9 @@ WEIGHT_MAX = 1000
 _DATABASE = ("metadata_url", "metadata_url_file")
 """The keys that name the database. A cell that has one has no use for the other one that is common."""
 ENV_PREFIX = "NOS_EC_"
-ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_CELL", "NOS_EC_KILL_AT"})
-"""Variables with our prefix that are not settings: the settings file, the cell, and the kill point of a crash test."""
+ENV_OTHERS = frozenset({"NOS_EC_CONFIG", "NOS_EC_CELL", "NOS_EC_SUPERVISED", "NOS_EC_KILL_AT"})
+"""Variables with our prefix that are not settings: the settings file, the cell, the mark of a process that another one
+of ours has started, and the kill point of a crash test."""
 ENV_DEV_PREFIX = "NOS_EC_DEV_"
 """Prefix of the variables that configure the development scripts in deploy/."""
 

@@ -116,7 +116,7 @@ def worker(
 
     settings = context(ctx).settings()
     log_for_daemons(settings)
-    stop = stop_on_signals()
+    stop = stop_on_signals(again_ends=False)
     supervisor = socket.socket(fileno=channel)
     threading.Thread(target=_end_with, args=(supervisor, stop), name="supervisor", daemon=True).start()
     with (

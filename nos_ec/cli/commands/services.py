@@ -12,6 +12,7 @@ import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
+from nos_ec.cli.commands.cell_daemons import serve_cells
 from nos_ec.cli.commands.gc_control import gc_limit, gc_pause, gc_resume, gc_status
 from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
@@ -93,6 +94,9 @@ def _place(settings: Settings) -> str:
 def producer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) -> None:
     """Publish landed objects to the message log. Runs until SIGTERM, or with --once until nothing is due."""
     settings = context(ctx).settings()
+    if settings.cells and not once:
+        serve_cells(context(ctx), settings)
+        return
     log_for_daemons(settings)
     stop = None if once else stop_on_signals()
     with open_system(settings) as system:
@@ -134,6 +138,9 @@ def consumer(ctx: typer.Context, once: Once = False, as_json: AsJson = False) ->
     Also seals the blocks of dead writers, and deletes landing copies whose grace period is over.
     """
     settings = context(ctx).settings()
+    if settings.cells and not once:
+        serve_cells(context(ctx), settings)
+        return
     log_for_daemons(settings)
     stop = None if once else stop_on_signals()
     with open_system(settings) as system:
@@ -232,6 +239,9 @@ def gc_run(
             out.print("nothing was changed; add --apply to collect")
         return
     settings = context(ctx).settings()
+    if settings.cells and not once:
+        serve_cells(context(ctx), settings)
+        return
     log_for_daemons(settings)
     stop = None if once else stop_on_signals()
     with open_system(settings) as system:

@@ -50,15 +50,15 @@ def _explained(given: Mapping[str, Any]) -> Scope:
     return Scope.ONE if "/" in given["target"] else Scope.FINDER
 
 
-def _unless_daemon(given: Mapping[str, Any]) -> Scope:
-    return Scope.EACH if given["once"] else Scope.ONE
+def _each_if_once(given: Mapping[str, Any]) -> Scope:
+    return Scope.EACH if given["once"] else Scope.STORE
 
 
 _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
     "init": _each_unless("new_shard", "new_device"),
-    "producer": _unless_daemon,
-    "consumer": _unless_daemon,
-    "gc run": _unless_daemon,
+    "producer": _each_if_once,
+    "consumer": _each_if_once,
+    "gc run": _each_if_once,
     "gc limit": lambda given: Scope.EACH if given["bytes_per_s"] is given["operations_per_s"] is None else Scope.ONE,
     "s3 lifecycle list": Scope.EACH,
     "s3 lifecycle run": _each_unless("bucket"),

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nos_ec.settings import Settings
 
 CONFIG_VARIABLE = "NOS_EC_CONFIG"
+SUPERVISED_VARIABLE = "NOS_EC_SUPERVISED"
+"""Set for a process that another process of `nos-ec` has started, watches, and ends by closing its standard input."""
 DEFAULT_CONFIGS = (Path("nos-ec.toml"), Path("/etc/nos-ec/nos-ec.toml"))
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and errors as JSON on stderr.")]
@@ -131,13 +133,13 @@ def log_for_people() -> None:
 
 def log_for_daemons(settings: Settings) -> None:
     """Log to stderr with the configured level and format. Libraries that use Python's logging (the HTTP server of the
-    API, SQLAlchemy) log their warnings and errors in the same format."""
+    API, SQLAlchemy) log their warnings and errors in the same format. The process of a cell names it in each line."""
     level = logging.getLevelNamesMapping()[settings.logging.level.upper()]
     as_json = settings.logging.format == "json"
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if not as_json:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    _configure(level, renderer)
+    _configure(level, renderer, settings.cell)
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Libraries)]:
         root.removeHandler(handler)
@@ -173,9 +175,14 @@ _FORMAT_TRACE = structlog.processors.format_exc_info
 _FACTS = (structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
 
 
-def _configure(level: int, renderer: structlog.typing.Processor) -> None:
+def _configure(level: int, renderer: structlog.typing.Processor, cell: str | None = None) -> None:
+    def name_cell(_logger: object, _method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if cell is not None:
+            line["cell"] = cell
+        return line
+
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, *_FACTS, _FORMAT_TRACE, renderer],
+        processors=[structlog.contextvars.merge_contextvars, name_cell, *_FACTS, _FORMAT_TRACE, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # Each line is a single write, so that lines of several processes do not mix.
         logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
@@ -196,16 +203,31 @@ def interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, handle)
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set. A second signal ends the process at once."""
+def stop_on_signals(*, again_ends: bool = True) -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set. A second signal ends the process at once.
+
+    This does not hold for a process that another one supervises, which would get two: one from systemd, which sends it
+    to all processes of a unit, and one from the supervisor. `again_ends` is false for it.
+    """
     stop = threading.Event()
+    supervised = bool(os.environ.get(SUPERVISED_VARIABLE))
 
     def handle(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        if again_ends and not supervised:
+            signal.signal(number, signal.SIG_DFL)
         # The signal may have interrupted this thread while it holds the lock of `stop`, so another thread sets it. A
         # threading.Thread would not do, because starting it takes locks as well.
         _thread.start_new_thread(stop.set, ())
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+    if supervised:
+        threading.Thread(target=_stop_with_supervisor, args=(stop,), name="supervisor", daemon=True).start()
     return stop
+
+
+def _stop_with_supervisor(stop: threading.Event) -> None:
+    """Set `stop` when the supervisor has ended, which closes our standard input. It never writes anything."""
+    with suppress(OSError):
+        os.read(0, 1)
+    stop.set()

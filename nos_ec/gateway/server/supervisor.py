@@ -1,7 +1,7 @@
 """Runs several processes that serve one address: starts them, replaces those that end or hang, adds up their reports.
 
-Each process is a new one, not a fork, because drivers of databases and of Ceph do not survive a fork. It inherits the
-listening socket, the counts of connections, and one end of a socket pair on which it sends reports. When the supervisor
+Each process inherits the listening socket, the counts of connections, and one end of a socket pair on which it sends
+reports. When the supervisor
 dies for any reason, the other end closes, and the process finishes its requests and ends. So no process is orphaned.
 """
 
@@ -11,27 +11,20 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-import structlog
-
+from nos_ec.composition.processes import Child, end_children
 from nos_ec.core.errors import Transient
 from nos_ec.gateway.server.connection_counts import ConnectionCounts
 from nos_ec.gateway.server.reports import Report, Sums, report_of
 from nos_ec.gateway.server.samples import process_samples
 from nos_ec.monitoring.exposition import Sample
-from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.clock import Clock
 
-BACK_OFF_MS, BACK_OFF_MS_MAX = 1000, 60_000
-"""Delay before a process is replaced: it doubles with each failure, and starts again after a process has run for a
-minute."""
 START_MS_MAX = 120_000
 """How long a process may take to open the store. If `stall_ms_max` is longer, that applies."""
-END_WAIT_MS = 60_000
-"""How long processes may take to end before they are killed."""
 _TURN_MS = 50
-
-_log = structlog.get_logger(__name__)
 
 Start = Callable[[int, socket.socket], "subprocess.Popen[bytes]"]
 """Starts the process of this number, which sends its reports on this socket."""
@@ -42,15 +35,11 @@ class _Worker:
     """One of the processes, or the place of a process that has ended and is to be replaced."""
 
     number: int
-    process: subprocess.Popen[bytes] | None = None
+    child: Child
     channel: socket.socket | None = None
     reader: threading.Thread | None = None
     report: Report | None = None
     heard_ms: int = 0
-    started_ms: int = 0
-    failures: int = 0
-    due_ms: int = 0
-    back_off_ms: int = field(default=0)
 
 
 class Supervisor:
@@ -64,7 +53,11 @@ class Supervisor:
         self._counts = counts
         self._clock = clock
         self._stall_ms_max = stall_ms_max
-        self._workers = [_Worker(number) for number in range(len(counts))]
+        self._workers: list[_Worker] = []
+        for number in range(len(counts)):
+            self._workers.append(
+                _Worker(number, Child("a process of the gateway", partial(self._begin, number), clock))
+            )
         self._sums = Sums()
         self._lock = threading.Lock()
         self._restarts = 0
@@ -74,10 +67,10 @@ class Supervisor:
         """Start the first process, and wait until it serves. Returns None if it serves or `stop` is set. Returns its
         exit code if it ends, for example because of a wrong configuration. Raises OSError if it cannot be started."""
         first = self._workers[0]
-        self._begin(first)
-        assert first.process is not None
+        first.child.begin()
+        assert first.child.process is not None
         while first.report is None and not self._clock.wait(stop, _TURN_MS):
-            code = first.process.poll()
+            code = first.child.process.poll()
             if code is not None and first.report is None:
                 self._retire(first)
                 return code
@@ -87,56 +80,36 @@ class Supervisor:
         """Start the processes that are due, and kill those that hang. Call it often."""
         now_ms = self._clock.now_ms()
         for worker in self._workers:
-            if worker.process is None:
-                if not waits(worker.due_ms, now_ms, worker.back_off_ms):
-                    self._try_to_begin(worker, now_ms)
-                continue
-            code = worker.process.poll()
-            if code is not None:
-                self._replace_later(worker, code, now_ms)
+            if worker.child.process is None:
+                worker.child.begin_if_due()
+            elif worker.child.has_ended():
+                self._retire(worker)
+                self._restarts += 1
             elif reason := self._hangs(worker, now_ms):
-                _log.error("a process of the gateway hangs; killing it", process=worker.process.pid, reason=reason)
-                worker.process.kill()
+                worker.child.kill(reason)
                 worker.heard_ms = now_ms
 
     def end(self) -> None:
         """Make all processes finish their requests, wait for them, and kill those that do not end in time."""
-        running = [worker.process for worker in self._workers if worker.process is not None]
-        for process in running:
-            process.terminate()
-        nothing, left_ms = threading.Event(), END_WAIT_MS
-        while left_ms > 0 and any(process.poll() is None for process in running):
-            self._clock.wait(nothing, _TURN_MS)
-            left_ms -= _TURN_MS
-        for process in running:
-            if process.poll() is None:
-                _log.error("a process of the gateway does not end; killing it", process=process.pid)
-                process.kill()
-                process.wait()
-        for worker in self._workers:
-            if worker.process is not None:
-                self._retire(worker)
+        running = [worker for worker in self._workers if worker.child.process is not None]
+        end_children((worker.child for worker in running), self._clock)
+        for worker in running:
+            self._retire(worker)
 
-    def _try_to_begin(self, worker: _Worker, now_ms: int) -> None:
-        try:
-            self._begin(worker)
-        except OSError as error:
-            self._back_off(worker, now_ms)
-            _log.error("cannot start a process of the gateway", error=str(error), again_in_ms=worker.back_off_ms)
-
-    def _begin(self, worker: _Worker) -> None:
+    def _begin(self, number: int) -> subprocess.Popen[bytes]:
+        worker = self._workers[number]
         mine, theirs = socket.socketpair()
         with theirs:
             try:
-                worker.process = self._start(worker.number, theirs)
+                process = self._start(number, theirs)
             except BaseException:
                 mine.close()
                 raise
         worker.channel, worker.report = mine, None
-        worker.started_ms = worker.heard_ms = self._clock.now_ms()
+        worker.heard_ms = self._clock.now_ms()
         worker.reader = threading.Thread(target=self._read_reports, args=(worker, mine), name="s3-reports", daemon=True)
         worker.reader.start()
-        _log.info("started a process of the gateway", process=worker.process.pid)
+        return process
 
     def _read_reports(self, worker: _Worker, channel: socket.socket) -> None:
         """Read the reports of one process, on a thread of its own."""
@@ -152,25 +125,6 @@ class Supervisor:
             return f"no report for {limit_ms} ms"
         return None if report is None or not report.stalled else "; ".join(report.stalled.values())
 
-    def _replace_later(self, worker: _Worker, code: int, now_ms: int) -> None:
-        lived_ms = now_ms - worker.started_ms
-        worker.failures = 0 if lived_ms >= BACK_OFF_MS_MAX else worker.failures
-        self._back_off(worker, now_ms)
-        assert worker.process is not None
-        _log.error(
-            "a process of the gateway has ended; starting another",
-            process=worker.process.pid,
-            exit_code=code,
-            in_ms=worker.back_off_ms,
-        )
-        self._retire(worker)
-        self._restarts += 1
-
-    def _back_off(self, worker: _Worker, now_ms: int) -> None:
-        worker.back_off_ms = min(BACK_OFF_MS_MAX, BACK_OFF_MS << min(worker.failures, 16))
-        worker.failures += 1
-        worker.due_ms = now_ms + worker.back_off_ms
-
     def _retire(self, worker: _Worker) -> None:
         """Add up the last report of a process that has ended, and free its place."""
         assert worker.channel is not None
@@ -180,7 +134,8 @@ class Supervisor:
         with self._lock:
             if worker.report is not None:
                 self._sums.add_ended(worker.report)
-            worker.process, worker.report = None, None
+            worker.report = None
+        worker.child.process = None
         worker.channel.close()
 
     # --- reports --------------------------------------------------------------------------------------

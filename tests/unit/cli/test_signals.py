@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from nos_ec.adapters.sql.driver.engine import _unhex
+from nos_ec.cli.terminal.context import stop_on_signals
 from nos_ec.cli.terminal.signals import interrupting
 from nos_ec.core.callbacks import CALLED_BACK, called_back
 
@@ -116,3 +117,13 @@ def test_a_daemon_that_waits_stops_whenever_the_signal_comes() -> None:
 def test_what_sqlite_calls_back_is_marked() -> None:
     assert _unhex.__code__ in CALLED_BACK
     assert _unhex("ff00") == b"\xff\x00"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_second_signal_does_not_kill_a_process_that_another_one_supervises() -> None:
+    """systemd signals every process of a unit, and the supervisor signals its processes then."""
+    stop = stop_on_signals(again_ends=False)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(60)
+        stop.clear()

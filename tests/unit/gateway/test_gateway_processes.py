@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from nos_ec.composition.processes import BACK_OFF_MS_MAX
 from nos_ec.core.errors import Transient
 from nos_ec.core.histogram import Histogram
 from nos_ec.gateway.server.connection_counts import ConnectionCounts
@@ -18,7 +19,7 @@ from nos_ec.gateway.server.record import Record
 from nos_ec.gateway.server.reports import Report, Sums, report_of
 from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.gateway.server.samples import gateway_samples
-from nos_ec.gateway.server.supervisor import BACK_OFF_MS_MAX, START_MS_MAX, Supervisor
+from nos_ec.gateway.server.supervisor import START_MS_MAX, Supervisor
 from nos_ec.monitoring.declarations.metrics import INFO, SHARD_READS, SOURCE_FAILURES
 from nos_ec.monitoring.declarations.s3_metrics import (
     S3_ERRORS,

@@ -1,0 +1,115 @@
+"""A daemon of a store of several cells: a process for each cell, which this one watches (docs/CELLS.md)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.terminal.context import SUPERVISED_VARIABLE, Context, log_for_daemons, stop_on_signals
+from nos_ec.composition.operator_side import stall_ms_max
+from nos_ec.composition.processes import Child, end_children
+from nos_ec.core.errors import ConfigError
+from nos_ec.monitoring.health import Health
+from nos_ec.monitoring.systemd import Notifier, Pulse
+from nos_ec.ports.clock import Clock
+from nos_ec.settings import Settings
+
+_PORT_VARIABLE = "NOS_EC_MONITORING__PORT"
+_PORT_MAX = 65_535
+_TURN_MS = 500
+_WATCHDOG_MS = 60_000
+"""How often a process must say that its loops make progress, as systemd requires of a daemon by WatchdogSec=60."""
+_START_MS_MAX = 120_000
+"""How long a process may take to open its cell."""
+
+
+def serve_cells(found: Context, settings: Settings) -> None:
+    """Run the daemon that the context's words name in a process for each cell, until SIGTERM or SIGINT. A process that
+    ends or hangs is replaced, with a growing delay, and the others run on."""
+    log_for_daemons(settings)
+    stop, clock = stop_on_signals(), SystemClock()
+    health = Health(clock, stall_ms_max(settings))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="nos-ec-")))
+        daemons = []
+        for number, name in enumerate(settings.cells):
+            environment = {**os.environ, **_port_of(settings, number), SUPERVISED_VARIABLE: "1"}
+            words = [*Context(found.config_file(), name).arguments(), *found.words]
+            daemons.append(stack.enter_context(_CellDaemon(name, words, environment, folder / name, clock)))
+        try:
+            with Pulse(Notifier(os.environ, os.getpid()), health, clock):
+                beat = health.heart("supervising")
+                while True:
+                    for daemon in daemons:
+                        daemon.look()
+                    beat(_TURN_MS)
+                    if clock.wait(stop, _TURN_MS):
+                        break
+        finally:
+            end_children([daemon.child for daemon in daemons], clock)
+
+
+def _port_of(settings: Settings, number: int) -> dict[str, str]:
+    """Return the variable with the port of a cell's endpoint: those of the cells follow each other. A port that the
+    file has for a cell is used instead. Raises ConfigError."""
+    if not settings.monitoring.port:
+        return {}
+    port = settings.monitoring.port + number
+    if port > _PORT_MAX:
+        raise ConfigError(
+            f"the endpoints of {len(settings.cells)} cells use the ports from {settings.monitoring.port} on, and the"
+            f" last port is {_PORT_MAX}; set a lower one",
+            settings=("monitoring.port",),
+        )
+    return {_PORT_VARIABLE: str(port)}
+
+
+class _CellDaemon:
+    """The daemon of one cell, and the socket on which it says that its loops make progress."""
+
+    def __init__(self, cell: str, words: list[str], environment: dict[str, str], notify: Path, clock: Clock) -> None:
+        """`words` are the arguments of `nos-ec`; `notify` is the path of the socket."""
+        self.child = Child(f"the process of cell {cell}", self._start, clock)
+        self._command = [sys.executable, "-P", "-m", "nos_ec", *words]
+        self._environment = {name: value for name, value in environment.items() if name != "WATCHDOG_PID"}
+        self._environment |= {"NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": str(_WATCHDOG_MS * 1000)}
+        self._clock = clock
+        self._silent_from_ms = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(str(notify))
+
+    def __enter__(self) -> _CellDaemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        if self.child.process is not None and self.child.process.stdin is not None:
+            self.child.process.stdin.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the process. It ends when its standard input does, so it does not outlive this process."""
+        self._silent_from_ms = self._clock.now_ms() + _START_MS_MAX
+        return subprocess.Popen(self._command, env=self._environment, stdin=subprocess.PIPE)  # noqa: S603
+
+    def look(self) -> None:
+        """Start the process if it is due, and kill it if it hangs."""
+        with suppress(BlockingIOError):
+            while self._socket.recv(4096):
+                self._silent_from_ms = self._clock.now_ms() + _WATCHDOG_MS
+        child = self.child
+        if child.process is None:
+            child.begin_if_due()
+            return
+        stdin = child.process.stdin
+        if child.has_ended():
+            assert stdin is not None
+            stdin.close()
+        elif self._clock.now_ms() > self._silent_from_ms:
+            child.kill("its loops make no progress")
+            self._silent_from_ms = self._clock.now_ms() + _WATCHDOG_MS
