@@ -62,7 +62,8 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
     tables = {} if path is None else _parse(path, problems)
     cells = _cell_tables(path, tables.pop(CELLS, {}), problems)
     common = _Values()
-    for one in (*_from_file(path, tables, problems), *_from_env(env, problems)):
+    of_cells = _split_env(env, cells)
+    for one in (*_from_file(path, tables, problems), *_from_env(of_cells.pop(None), problems)):
         common.add(one, problems)
     settings = common.settings(problems)
     if not cells:
@@ -72,10 +73,12 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
         prefix = f"{CELLS}.{name}."
         weight = _weight(path, prefix, table, problems)
         own = _Values(common, prefix)
-        if not table.get("store", {}).keys().isdisjoint(_DATABASE):
-            own.forget("store", _DATABASE)
-        for one in _from_file(path, table, problems, prefix):
-            own.add(one, problems)
+        for given in (_from_file(path, table, problems, prefix), _from_env(of_cells[name], problems, name)):
+            values = list(given)
+            if any(section == "store" and key in _DATABASE for _, section, key, _ in values):
+                own.forget("store", _DATABASE)
+            for one in values:
+                own.add(one, problems)
         if (of_cell := own.settings(problems)) is not None:
             problems += own.contradictions(of_cell)
             found[name] = Cell(of_cell, weight)
@@ -265,9 +268,27 @@ def _key_on_line(path: Path, error: str) -> str:
     return f": {key[1]}" if key is not None else ""
 
 
-def _from_env(env: Mapping[str, str], problems: list[Problem]) -> _Given:
-    known = {_variable(*name.split(".")): name.split(".") for name in _all_keys()}
-    retired = {_variable(*name.split(".")): name for name in RETIRED}
+def _split_env(env: Mapping[str, str], cells: Iterable[str]) -> dict[str | None, dict[str, str]]:
+    """Return the variables of each cell, which begin with ENV_PREFIX, CELLS and its name, and with None the others."""
+    found: dict[str | None, dict[str, str]] = {name: {} for name in (None, *cells)}
+    longest_first = sorted(cells, key=len, reverse=True)  # a name may be the beginning of another one
+    for variable, value in env.items():
+        owner = next((name for name in longest_first if variable.startswith(_cell_prefix(name))), None)
+        found[owner][variable] = value
+    return found
+
+
+def _cell_prefix(cell: str | None) -> str:
+    """Return the beginning of a cell's variables. In the names of variables, shells allow no hyphen."""
+    return ENV_PREFIX if cell is None else f"{ENV_PREFIX}{CELLS}__{cell}__".upper().replace("-", "_")
+
+
+def _from_env(env: Mapping[str, str], problems: list[Problem], cell: str | None = None) -> _Given:
+    """Yields the settings in the environment: the common ones, or those of a cell, whose variables are given."""
+    prefix = _cell_prefix(cell)
+    keys = [name for name in _all_keys() if cell is None or name not in COMMON]
+    known = {_variable(prefix, name): name.split(".") for name in keys}
+    retired = {_variable(prefix, name): name for name in RETIRED}
     for variable in sorted(env):
         if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or variable.startswith(ENV_DEV_PREFIX):
             continue
@@ -285,8 +306,8 @@ def _retired(place: str, name: str) -> Problem:
     return Problem(f"{place}: no longer a setting, and ignored: {RETIRED[name]}; remove it", name, is_harmless=True)
 
 
-def _variable(section: str, key: str) -> str:
-    return f"{ENV_PREFIX}{section}__{key}".upper()
+def _variable(prefix: str, name: str) -> str:
+    return prefix + name.replace(".", "__").upper()
 
 
 def _all_keys() -> list[str]:

@@ -140,3 +140,29 @@ def test_one_cell_is_opened_like_a_store_and_the_whole_is_not(file: Path) -> Non
     initialise(settings.of_cell("a"))
     with open_system(settings.of_cell("a")) as system:
         assert system.settings.cell == "a"
+
+
+def test_the_environment_has_values_of_a_cell(file: Path) -> None:
+    text = TWO.replace("[cells.b]", '[cells.a--b]\nstore.root = "c"\n[cells.b]\nstore.metadata_url = "sqlite:///b"')
+    file.write_text(text)
+    environment = {
+        "NOS_EC_CELLS__B__STORE__METADATA_URL_FILE": "/run/credentials/b",
+        "NOS_EC_CELLS__B__GC__WORKERS": "5",
+        "NOS_EC_CELLS__A__B__GC__WORKERS": "6",
+        "NOS_EC_GC__WORKERS": "2",
+    }
+    settings = load_settings(file, environment)
+    assert [settings.of_cell(name).gc.workers for name in ("a", "a--b", "b")] == [2, 6, 5]
+    store = settings.of_cell("b").store
+    assert (store.metadata_url, store.metadata_url_file) == (None, Path("/run/credentials/b"))
+    assert settings.of_cell("a").store.metadata_url_file is None
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["NOS_EC_CELLS__C__GC__WORKERS", "NOS_EC_CELLS__B__STORE__DIRECTORY", "NOS_EC_CELLS__B__GC__WORKER"],
+)
+def test_a_wrong_variable_of_a_cell_is_named(file: Path, variable: str) -> None:
+    file.write_text(TWO)
+    (problem,) = check_settings(file, {variable: "3"})
+    assert problem.text.startswith(f"environment variable {variable}: no such setting")
