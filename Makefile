@@ -21,7 +21,7 @@ PACKAGES := nos_ec producer/nos_producer consumer/nos_consumer gc/nos_gc
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(UPGRADE)
 
-STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE)) deploy/dev/stack.sh
+STACK = $(if $(DATABASE),NOS_EC_DEV_DATABASE=$(DATABASE) )$(if $(CELLS),NOS_EC_DEV_CELLS=$(CELLS) )deploy/dev/stack.sh
 
 .PHONY: help venv demo up down down-clean stack-status test test-all test-fast fresh memory cost figures economics chaos vitess check lint types format requirements docs reference man deb clean
 
@@ -50,7 +50,7 @@ venv: .venv/.complete ## build .venv from the hashed requirements (PYTHON=python
 demo: venv ## show the whole life of objects on an embedded store (DEMO_ARGS="...")
 	$(BIN)/nos-ec demo $(DEMO_ARGS)
 
-up: ## start Ceph, Kafka and MariaDB on this machine, or restart those that died (DATABASE=mysql, vitess)
+up: ## start Ceph, Kafka and MariaDB on this machine, or restart those that died (DATABASE=mysql, vitess; CELLS=3)
 	@$(STACK) up
 
 down: ## stop these servers; their data stays

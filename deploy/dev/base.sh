@@ -131,3 +131,12 @@ signal_process() { # PID SIGNAL
 answers_on() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 need_free_port() { ! answers_on "$1" || failed "port $1 is in use by another program; choose another port"; }
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+# The names of the cells of the stack, a line each: a, b, ... Prints nothing for a store that is not divided.
+cell_names() {
+    local cells=${NOS_EC_DEV_CELLS:-0}
+    [[ $cells =~ ^[0-9]+$ ]] && [ "$cells" -le 26 ] || failed "NOS_EC_DEV_CELLS is $cells; it must be 0 to 26"
+    [ "$cells" = 0 ] || echo abcdefghijklmnopqrstuvwxyz | cut -c "1-$cells" | grep -o .
+}

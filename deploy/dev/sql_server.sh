@@ -4,6 +4,7 @@
 #
 # Environment, besides that of base.sh and server.sh:
 #   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
+#   NOS_EC_DEV_CELLS  number of databases for cells, besides nos_ec: nos_ec_a, nos_ec_b, ... (0)
 #   NOS_EC_DEV_DATABASE_OPTIONS  more options of the server, separated by spaces, such as: --log-bin --server-id=1
 
 port=${NOS_EC_DEV_PORT:-13306}
@@ -16,7 +17,10 @@ socket=${TMPDIR:-/tmp}/nos-ec-$name-$port.sock
 
 prepare() {
     mkdir -p "$temporary"
-    echo "CREATE DATABASE IF NOT EXISTS nos_ec;" >"$base/init.sql"
+    local cell
+    for cell in '' $(cell_names); do
+        echo "CREATE DATABASE IF NOT EXISTS nos_ec${cell:+_$cell};"
+    done >"$base/init.sql"
 }
 
 server_command() {

@@ -12,6 +12,8 @@
 #
 # Environment, besides that of base.sh and ceph.sh (deploy/README.md has details):
 #   NOS_EC_DEV_DATABASE       mysql, mariadb or vitess (default: that of the last `up`; at first, mariadb)
+#   NOS_EC_DEV_CELLS          1 to 26: `up` also makes the databases of that many cells, and a configuration of a store of
+#                             these cells (mysql and mariadb)
 #   NOS_EC_DEV_CEPH_PORT, NOS_EC_DEV_KAFKA_PORT, NOS_EC_DEV_DATABASE_PORT    other ports than 13320, 19092 and 13306
 #   NOS_EC_DEV_FAST           1: Kafka and the database do not wait for the disk
 # Exit status: 0 done; 1 failed (status: only some servers are running); 3 something is missing and cannot be installed
@@ -77,6 +79,7 @@ pass_on_end() {
 
 up() {
     choose_database
+    check_cells
     local other
     for other in "${databases[@]}"; do
         [ "$other" != "$database" ] || continue
@@ -93,7 +96,21 @@ up() {
         exit "$status"
     fi
     write_environment
-    say_what_next
+    if [ -z "$(cell_names)" ]; then
+        say_what_next "$here/nos-ec.toml"
+    else
+        write_cells
+        say_what_next "$base/cells.toml"
+    fi
+}
+
+check_cells() {
+    local last
+    last=$(cell_names | tail -n 1)
+    [ -n "$last" ] || return 0
+    [ "$database" != vitess ] || failed "the databases of cells are made on mysql or mariadb; choose one of them"
+    ! (server "$database" status) >/dev/null 2>&1 || grep -q "nos_ec_$last;" "$folder/$database/init.sql" ||
+        failed "$database is running, and makes the databases of cells when it starts; run \`down\` first"
 }
 
 down() {
@@ -147,14 +164,54 @@ write_environment() {
         NOS_EC_KAFKA__SERVERS "$(tail -n 1 "$base/kafka.said")" >"$base/nos-ec.env"
 }
 
-say_what_next() {
+# The configuration of a store of several cells: in one database server, in the same pools and on the same broker, each
+# with a database, a namespace and a topic of its own.
+write_cells() {
+    local url cell
+    url=$(tail -n 1 "$base/$database.said")
+    cat >"$base/cells.toml" <<EOF
+[store]
+backend = "ceph"
+directory = "a"
+root = "$folder/cells"
+[ceph]
+conf_file = "$(tail -n 1 "$base/ceph.said")"
+user = "client.nos-ec-front"
+keyring_file = "$folder/ceph/client.nos-ec-front.keyring"
+[log]
+backend = "kafka"
+[kafka]
+servers = "$(tail -n 1 "$base/kafka.said")"
+replication = 1
+in_sync_min = 1
+[audit]
+folder = "$folder/cells/audit"
+EOF
+    for cell in $(cell_names); do
+        cat <<EOF
+[cells.$cell]
+store.metadata_url = "${url}_$cell?ssl_disabled=true"
+ceph.namespace = "$cell"
+kafka.topic = "nos-ec-$cell"
+EOF
+    done >>"$base/cells.toml"
+}
+
+say_what_next() { # CONFIGURATION
+    local command
+    command=".venv/bin/nos-ec --config $(printf %q "${1#"$repository/"}")"
     echo
-    echo "The stack's configuration is deploy/dev/nos-ec.toml. Next, in $repository:"
+    echo "The stack's configuration is ${1#"$repository/"}. Next, in $repository:"
+    if [ "$1" != "$here/nos-ec.toml" ]; then
+        echo "  $command init"
+        echo "  $command status"
+        return
+    fi
     is_where_expected || echo "  set -a; . $(printf %q "$base/nos-ec.env"); set +a       # because the stack is not in the usual place"
-    echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml init"
+    echo "  $command init"
     local try=demo
     [ "$database" != vitess ] || try="put demo/README.md README.md" # a demo needs a database of its own
-    echo "  .venv/bin/nos-ec --config deploy/dev/nos-ec.toml $try"
+    echo "  $command $try"
 }
 
 is_where_expected() {

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from nos_ec.settings import without_settings
 
 if TYPE_CHECKING:
     from tests.real.conftest import Stack
@@ -97,3 +101,33 @@ def test_a_missing_database(stack: Stack) -> None:
     refused = stack.script("up", NOS_EC_DEV_DATABASE="sqlite")
     assert refused.returncode == 1
     assert "must be one of: mysql mariadb vitess" in refused.stderr
+
+
+def test_a_store_of_three_cells(stack: Stack, tmp_path: Path) -> None:
+    """Each cell has a database, a namespace and a topic; an object of the same name lies in each."""
+    assert "one of them" in stack.script("up", NOS_EC_DEV_CELLS="3", NOS_EC_DEV_DATABASE="vitess").stderr
+    assert "cells.toml init" in stack.up(NOS_EC_DEV_CELLS="3", NOS_EC_DEV_DATABASE="mysql")
+    config = stack.folder / "stack" / "cells.toml"
+
+    def cells(*words: str) -> Any:
+        command = [sys.executable, "-m", "nos_ec", "--config", str(config), *words]
+        return json.loads(subprocess.check_output(command, timeout=300, env=without_settings(os.environ)))
+
+    assert list(cells("init", "--json")["cells"]) == ["a", "b", "c"]
+    assert list(cells("config", "check", "--connect", "--json")["cells"]) == ["a", "b", "c"]
+    for name in ("a", "c"):
+        (tmp_path / name).write_bytes(name.encode() * 100_000)
+        cells("--cell", name, "put", "photos/cat.jpg", str(tmp_path / name), "--json")
+    published = cells("producer", "--once", "--json")["cells"]
+    assert {name: one["published"] for name, one in published.items()} == {"a": 1, "b": 0, "c": 1}
+    packed = cells("consumer", "--once", "--json")["cells"]
+    assert {name: one["packed"] for name, one in packed.items()} == {"a": 1, "b": 0, "c": 1}
+    for name in ("a", "c"):
+        cells("--cell", name, "get", "photos/cat.jpg", "-o", str(tmp_path / "copy"), "--json")
+        assert (tmp_path / "copy").read_bytes() == (tmp_path / name).read_bytes()
+    status = cells("status", "--exact", "--json")["cells"]
+    assert {name: one["packed_objects"] for name, one in status.items()} == {"a": 1, "b": 0, "c": 1}
+    assert [one["kinds"] for one in cells("check", "--json")["cells"].values()] == [{}, {}, {}]
+    more = stack.script("up", NOS_EC_DEV_CELLS="4")
+    assert more.returncode == IN_PART
+    assert "run `down` first" in more.stderr

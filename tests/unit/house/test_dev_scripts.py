@@ -80,11 +80,12 @@ def test_the_database_is_chosen_on_the_command_line_alone(monkeypatch: pytest.Mo
         words: subprocess.run(
             ["make", "-n", *words], cwd=SCRIPTS.parents[1], capture_output=True, text=True, check=True
         )
-        for words in (("stack-status",), ("stack-status", "DATABASE=mysql"))
+        for words in (("stack-status",), ("stack-status", "DATABASE=mysql"), ("stack-status", "CELLS=3"))
     }
     assert [one.stdout for one in said.values()] == [
         "deploy/dev/stack.sh status\n",
         "NOS_EC_DEV_DATABASE=mysql deploy/dev/stack.sh status\n",
+        "NOS_EC_DEV_CELLS=3 deploy/dev/stack.sh status\n",
     ]
 
 
