@@ -5,6 +5,8 @@
 # usage: deploy/sql/grants.sh [OPTION VALUE]... FOLDER [ROLE]... | mariadb       (or: | mysql)
 #   ROLE         admin front reader producer consumer gc api console operator; without one: all except admin
 #   -d DATABASE  name of the database (nos_ec)
+#   -n CELL      a cell of the store, which has a database and users of its own: nos-ec-ROLE-CELL, with the URL in
+#                FOLDER/ROLE/metadata-url-CELL
 #   -s SERVER    host and port for the URL (127.0.0.1:3306)
 #   -o OPTIONS   options for the URL, such as ssl_ca=/etc/nos-ec/mysql-ca.pem
 #   -c CLIENTS   hosts from which the users may connect, as MySQL writes them (%)
@@ -14,7 +16,8 @@
 
 set -euo pipefail
 
-database=nos_ec server=127.0.0.1:3306 options='' clients=%
+database=nos_ec server=127.0.0.1:3306 options='' clients=% cell=''
+user_length_max=32 # of MySQL
 every_role=(front reader producer consumer gc api console operator)
 
 # The rights besides SELECT, which all have on the whole database: ROLE TABLE RIGHTS. Only admin changes the tables that
@@ -82,12 +85,12 @@ set_password() { # ROLE FILE USER
     local password
     if [ ! -e "$2" ]; then
         password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
-        (umask 077 && echo "mysql+pymysql://nos-ec-$1:$password@$server/$database${options:+?$options}" >"$2.part")
+        (umask 077 && echo "mysql+pymysql://nos-ec-$1$cell:$password@$server/$database${options:+?$options}" >"$2.part")
         chgrp --reference="$folder/$1" "$2.part"
         chmod 0640 "$2.part"
         mv "$2.part" "$2"
     fi
-    password=$(sed -nE "s|^mysql\+pymysql://nos-ec-$1:([0-9a-f]{48})@.*|\1|p" "$2")
+    password=$(sed -nE "s|^mysql\+pymysql://nos-ec-$1$cell:([0-9a-f]{48})@.*|\1|p" "$2")
     [ -n "$password" ] || return 0
     echo "CREATE USER IF NOT EXISTS $3 IDENTIFIED BY '$password';"
     echo "ALTER USER $3 IDENTIFIED BY '$password';"
@@ -103,9 +106,10 @@ grant() { # ROLE USER
     done <<<"$rights"
 }
 
-while getopts d:s:o:c: option; do
+while getopts d:n:s:o:c: option; do
     case $option in
     d) database=$OPTARG ;;
+    n) cell=-$OPTARG ;;
     s) server=$OPTARG ;;
     o) options=$OPTARG ;;
     c) clients=$OPTARG ;;
@@ -115,16 +119,20 @@ done
 shift $((OPTIND - 1))
 [ $# -gt 0 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 [[ $database =~ ^[A-Za-z0-9_-]+$ ]] || failed "the database's name is $database; it must have letters, digits, _ and - only"
+[[ $cell =~ ^(-[a-z0-9-]+)?$ ]] || failed "the cell is ${cell#-}; its name has the characters a-z, 0-9 and - only"
 [[ $clients =~ ^[^\'\\]+$ ]] || failed "the clients are $clients; this must not contain quotes"
 folder=$1
 shift
 [ $# -gt 0 ] || set -- "${every_role[@]}"
 for role in "$@"; do
     [[ " admin ${every_role[*]} " = *" $role "* ]] || failed "$role is not one of: admin ${every_role[*]}"
+    user=nos-ec-$role$cell
+    [ ${#user} -le $user_length_max ] ||
+        failed "the user $user would have more than $user_length_max characters; give the cell a shorter name"
     [ -d "$folder/$role" ] || failed "there is no folder $folder/$role; create it, with the group of the daemon's user"
 done
 for role in "$@"; do
-    user="'nos-ec-$role'@'$clients'"
-    set_password "$role" "$folder/$role/metadata-url" "$user"
+    user="'nos-ec-$role$cell'@'$clients'"
+    set_password "$role" "$folder/$role/metadata-url$cell" "$user"
     grant "$role" "$user"
 done

@@ -118,7 +118,8 @@ def test_each_service_has_a_role_of_its_own(path: Path) -> None:
     """%j in the drop-in is the last word of the unit's name. Later files win: the role's own settings come last."""
     role = path.stem.removeprefix("nos-ec-").rstrip("@")
     assert role in ROLES
-    assert read_unit(path)["Service"]["EnvironmentFile"] == [f"-/etc/nos-ec/{role}/environment"]
+    of_instance = [f"-/etc/nos-ec/{role}/%i.environment"] if "@" in path.stem else []
+    assert read_unit(path)["Service"]["EnvironmentFile"] == [f"-/etc/nos-ec/{role}/environment", *of_instance]
     drop_in = read_unit(DROP_IN)["Service"]
     assert drop_in["User"] == drop_in["Group"] == ["nos-ec-%j"]
     assert "EnvironmentFile" not in drop_in
@@ -225,6 +226,27 @@ def test_the_readme_has_the_rights_that_the_scripts_give() -> None:
     for caps in ("rw", "r"):
         (of_loop,) = re.findall(rf"^for role in (.*); do new_key \$role {caps}; done", README, re.M)
         assert of_loop.split() == [role for role in ROLES if said[role][0] == caps]
+
+
+def grants(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([DEPLOY / "sql" / "grants.sh", *arguments], capture_output=True, text=True)
+
+
+def test_each_cell_has_database_users_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "gc").mkdir()
+    whole = grants(str(tmp_path), "gc").stdout
+    of_cell = grants("-n", "b-1", "-d", "nos_ec_b", str(tmp_path), "gc").stdout
+    urls = {path.name: path.read_text() for path in (tmp_path / "gc").iterdir()}
+    assert urls.keys() == {"metadata-url", "metadata-url-b-1"}
+    assert re.fullmatch(r"mysql\+pymysql://nos-ec-gc-b-1:\w{48}@127.0.0.1:3306/nos_ec_b\n", urls["metadata-url-b-1"])
+    assert "CREATE USER IF NOT EXISTS 'nos-ec-gc-b-1'@'%' IDENTIFIED BY" in of_cell
+    assert "'nos-ec-gc'@" not in of_cell
+    assert len(of_cell.splitlines()) == len(whole.splitlines())
+    assert grants("-n", "b-1", "-d", "nos_ec_b", str(tmp_path), "gc").stdout == of_cell  # it keeps the password
+    for wrong, why in (("B", "the characters a-z, 0-9 and - only"), ("b" * 30, "a shorter name")):
+        refused = grants("-n", wrong, str(tmp_path), "gc")
+        assert refused.returncode == 1
+        assert why in refused.stderr
 
 
 def rights_on_kafka(rows: list[tuple[str, str]]) -> set[tuple[str, str]]:
