@@ -48,7 +48,8 @@ MODULES = {
     "measure.bench": ("bench",),
 }
 """The commands in each module of nos_ec.cli, in the order of `nos-ec --help`. A command is a function of that name, a
-group of commands a Typer of that name with _app."""
+group of commands a Typer of that name with _app. A function of that name with _of_cells sums up what the command has
+kept of each cell."""
 _MODULE_OF = {command: module for module, names in MODULES.items() for command in names}
 
 
@@ -120,7 +121,8 @@ def _registered(*modules: str) -> typer.core.TyperGroup:
         for name in MODULES[module]:
             group: typer.Typer | None = getattr(found, f"{name}_app", None)
             if group is None:
-                app.command(name)(over_cells(getattr(found, name.replace("-", "_")), name))
+                sum_up = getattr(found, f"{name}_of_cells", None)
+                app.command(name)(over_cells(getattr(found, name.replace("-", "_")), name, sum_up=sum_up))
             else:
                 app.add_typer(knowing_cells(group, name), name=name, help=group.info.help)
     made = typer.main.get_command(app)

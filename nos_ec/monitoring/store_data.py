@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -74,6 +74,26 @@ def store_data(
         "landing_log": _log_data(figures.landing_log),
         "scrub": None if scrub is None else {"current": _pass_data(scrub.current), "last": _pass_data(scrub.last)},
         "newest_dump_ms": dump_ms,
+    }
+
+
+_ADDITIVE = (
+    *("raw_bytes", "stripes", "live_bytes", "dead_bytes", "overhead_bytes", "packed_objects", "large_objects"),
+    *("large_bytes", "trash_objects", "trash_bytes", "landing_deletions", "leases"),
+    *("landed_objects", "landed_bytes", "queued_objects", "queued_bytes"),
+)
+"""The figures of cells that can be added up. Free space cannot, because cells may share pools and disks."""
+
+
+def sum_data(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums over cells of the figures of `status --json` that can be added up, and utilisation, hole ratio
+    and raw bytes per user byte of all cells together (null while nothing is packed)."""
+    found: dict[str, Any] = {name: sum(one[name] for one in cells) for name in _ADDITIVE}
+    live, dead = found["live_bytes"], found["dead_bytes"]
+    return found | {
+        "utilisation": rounded(ratio(live, live + dead + found["overhead_bytes"])),
+        "hole_ratio": rounded(ratio(dead, live + dead)),
+        "raw_bytes_per_user_byte": rounded(ratio(found["raw_bytes"], live)),
     }
 
 

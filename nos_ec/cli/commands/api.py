@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nos_ec.cli.commands.cell_daemons import serve_cells
 from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import pulse
@@ -35,6 +36,9 @@ def api(ctx: typer.Context, as_json: AsJson = False) -> None:
     from nos_ec.api.readings import Readings
 
     settings = context(ctx).settings()
+    if settings.cells:
+        serve_cells(context(ctx), settings, "api")
+        return
     log_for_daemons(settings)
     token = find_token(settings.api)
     stop = stop_on_signals()

@@ -9,6 +9,7 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.terminal.context import SUPERVISED_VARIABLE, Context, log_for_daemons, stop_on_signals
@@ -20,7 +21,6 @@ from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.ports.clock import Clock
 from nos_ec.settings import Settings
 
-_PORT_VARIABLE = "NOS_EC_MONITORING__PORT"
 _PORT_MAX = 65_535
 _TURN_MS = 500
 _WATCHDOG_MS = 60_000
@@ -29,9 +29,10 @@ _START_MS_MAX = 120_000
 """How long a process may take to open its cell."""
 
 
-def serve_cells(found: Context, settings: Settings) -> None:
+def serve_cells(found: Context, settings: Settings, section: Literal["monitoring", "api"] = "monitoring") -> None:
     """Run the daemon that the context's words name in a process for each cell, until SIGTERM or SIGINT. A process that
-    ends or hangs is replaced, with a growing delay, and the others run on."""
+    ends or hangs is replaced, with a growing delay, and the others run on. `section` has the port of the daemon's
+    server. Raises ConfigError if there are not enough ports."""
     log_for_daemons(settings)
     stop, clock = stop_on_signals(), SystemClock()
     health = Health(clock, stall_ms_max(settings))
@@ -39,7 +40,7 @@ def serve_cells(found: Context, settings: Settings) -> None:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="nos-ec-")))
         daemons = []
         for number, name in enumerate(settings.cells):
-            environment = {**os.environ, **_port_of(settings, number), SUPERVISED_VARIABLE: "1"}
+            environment = {**os.environ, **_port_of(settings, section, number), SUPERVISED_VARIABLE: "1"}
             words = [*Context(found.config_file(), name).arguments(), *found.words]
             daemons.append(stack.enter_context(_CellDaemon(name, words, environment, folder / name, clock)))
         try:
@@ -55,19 +56,19 @@ def serve_cells(found: Context, settings: Settings) -> None:
             end_children([daemon.child for daemon in daemons], clock)
 
 
-def _port_of(settings: Settings, number: int) -> dict[str, str]:
-    """Return the variable with the port of a cell's endpoint: those of the cells follow each other. A port that the
-    file has for a cell is used instead. Raises ConfigError."""
-    if not settings.monitoring.port:
+def _port_of(settings: Settings, section: Literal["monitoring", "api"], number: int) -> dict[str, str]:
+    """Return the variable with the port of a cell's server: those of the cells follow each other. A port that the file
+    has for a cell is used instead. Raises ConfigError."""
+    first = settings.monitoring.port if section == "monitoring" else settings.api.port
+    if not first:
         return {}
-    port = settings.monitoring.port + number
-    if port > _PORT_MAX:
+    if first + number > _PORT_MAX:
         raise ConfigError(
-            f"the endpoints of {len(settings.cells)} cells use the ports from {settings.monitoring.port} on, and the"
-            f" last port is {_PORT_MAX}; set a lower one",
-            settings=("monitoring.port",),
+            f"the servers of {len(settings.cells)} cells use the ports from {first} on, and the last port is"
+            f" {_PORT_MAX}; set a lower one",
+            settings=(f"{section}.port",),
         )
-    return {_PORT_VARIABLE: str(port)}
+    return {f"NOS_EC_{section.upper()}__PORT": str(first + number)}
 
 
 class _CellDaemon:

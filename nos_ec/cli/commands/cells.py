@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from nos_ec.cli.terminal.context import AsJson, context
-from nos_ec.cli.terminal.output import count_text, emit, out
+from nos_ec.cli.terminal.output import count_text, emit, err, out
 from nos_ec.composition.cells import cell_of, enter_buckets, entered_cells
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput, NosError
@@ -68,24 +68,34 @@ def _print_cells(found: list[dict[str, Any]]) -> None:
 def rebuild_directory(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Enter the buckets of all cells into the directory, after its database was lost or restored from a backup."""
     settings = _whole(context(ctx).settings())
-    fill_directory(settings, list(settings.cells), as_json)
+    fill_directory(settings, as_json)
 
 
-def complete_directory(settings: Settings, as_json: bool) -> None:
-    """Enter the buckets of those cells into the directory that are not in it yet."""
-    with _open_directory(settings) as directory:
-        entered = entered_cells(directory)
-    fill_directory(settings, [name for name in settings.cells if name not in entered], as_json)
+def enter_cell(settings: Settings, name: str) -> None:
+    """Enter the buckets of a cell into the directory, unless they are there. Names those that another cell has as well.
+    If the directory cannot be reached, says that the cell is not served yet. Raises ConfigError if the cell is in the
+    directory under another name."""
+    try:
+        directory = _open_directory(settings)
+    except NosError as error:
+        err.print(f"cell {name} is not served yet; run `nos-ec init` again, because: {error}", markup=False)
+        return
+    with directory:
+        if name in entered_cells(directory):
+            return
+        _, elsewhere = _fill(settings, directory, name)
+    for row in elsewhere:
+        err.print(_not_served(name, row), markup=False)
 
 
-def fill_directory(settings: Settings, cells: list[str], as_json: bool) -> None:
-    """Enter the buckets of these cells into the directory. A cell that cannot be opened does not stop the others; its
+def fill_directory(settings: Settings, as_json: bool) -> None:
+    """Enter the buckets of all cells into the directory. A cell that cannot be opened does not stop the others; its
     error is raised at the end."""
     entered: dict[str, int] = {}
     elsewhere: list[tuple[str, DirectoryRow]] = []
     failure: NosError | None = None
     with _open_directory(settings) as directory:
-        for name in cells:
+        for name in settings.cells:
             try:
                 entered[name], others = _fill(settings, directory, name)
             except NosError as error:
@@ -101,11 +111,15 @@ def fill_directory(settings: Settings, cells: list[str], as_json: bool) -> None:
         for name, count in entered.items():
             out.print(f"cell {name}: {count_text(count, 'bucket')} in the directory", markup=False)
         for name, row in elsewhere:
-            out.print(f"bucket {row.bucket} of cell {name} is not served: its home is {row.home}", markup=False)
+            out.print(_not_served(name, row), markup=False)
 
     emit(data, as_json, show)
     if failure is not None:
         raise failure
+
+
+def _not_served(cell: str, row: DirectoryRow) -> str:
+    return f"bucket {row.bucket} of cell {cell} is not served: its home is {row.home}"
 
 
 def _fill(settings: Settings, directory: System, name: str) -> tuple[int, list[DirectoryRow]]:

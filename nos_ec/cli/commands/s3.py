@@ -219,7 +219,7 @@ def _accounts(ctx: typer.Context) -> Iterator[Accounts]:
 @contextmanager
 def _accounts_of_bucket(ctx: typer.Context, bucket: str, owner: str | None = None) -> Iterator[Accounts]:
     """Yields what manages a bucket, in the cell that holds it. `owner`: the bucket is about to be created for it."""
-    settings = context(ctx).settings()
+    settings = context(ctx).whole()
     if not settings.cells:
         with _accounts(ctx) as accounts:
             yield accounts
@@ -228,6 +228,7 @@ def _accounts_of_bucket(ctx: typer.Context, bucket: str, owner: str | None = Non
         home = cells.home(bucket) if owner is None else cells.claim(bucket, owner)
         if home is None:
             raise NotFound(f"there is no bucket {bucket}")
+        context(ctx).require_home(bucket, home)
         system = cells.system(home)
         yield Accounts(system.metadata, system.clock, os.urandom)
 

@@ -13,6 +13,7 @@ import typer
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.commands.cell_daemons import serve_cells
+from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.cli.commands.gc_control import gc_limit, gc_pause, gc_resume, gc_status
 from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
@@ -28,7 +29,7 @@ from nos_ec.cli.terminal.watching import (
     pulse,
     settle,
 )
-from nos_ec.composition.wiring import System, initialise, open_system, require_one_cell
+from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import Corrupt, InvalidInput, Transient
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.texts import size_text
@@ -60,27 +61,12 @@ def init(
 ) -> None:
     """Create the configured store, or bring its schema up to date. Safe to repeat."""
     settings = context(ctx).settings()
-    if settings.cells:
-        _init_cells(settings, as_json, bool(new_shard or new_device))
-        return
     initialise(settings, new_shard or (), new_device or ())
+    if settings.cell is not None:
+        enter_cell(context(ctx).whole(), settings.cell)
     geometry = settings.geometry.value()
     data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}
     emit(data, as_json, lambda: out.print(f"store ready in {_place(settings)}", markup=False))
-
-
-def _init_cells(settings: Settings, as_json: bool, has_lost_parts: bool) -> None:
-    """Create all cells, that of the directory first, and enter their buckets into the directory."""
-    from nos_ec.cli.commands.cells import complete_directory
-
-    if has_lost_parts:
-        require_one_cell(settings)
-    for name in sorted(settings.cells, key=lambda name: name != settings.store.directory):
-        of_cell = settings.of_cell(name)
-        initialise(of_cell)
-        if not as_json:
-            out.print(f"cell {name} ready in {_place(of_cell)}", markup=False)
-    complete_directory(settings, as_json)
 
 
 def _place(settings: Settings) -> str:

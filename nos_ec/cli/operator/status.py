@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from nos_ec.core.ratios import ratio
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.figures.store_totals import DatedTotals
 from nos_ec.engine.texts import size_text
-from nos_ec.monitoring.store_data import osds_down, store_data
+from nos_ec.monitoring.store_data import osds_down, store_data, sum_data
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 
@@ -37,7 +38,27 @@ def status(
     with context(ctx).system() as system:
         data, age_ms = status_data(system, exact=exact)
         whose = " in the whole pool" if system.settings.store.backend == "ceph" else ""
+    context(ctx).keep(data)
     emit(data, as_json, lambda: _print(data, whose, age_ms))
+
+
+def status_of_cells(cells: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sums over the cells, for programs and for people."""
+    data = sum_data(list(cells.values()))
+    live, dead = data["live_bytes"], data["dead_bytes"]
+    raw = data["raw_bytes_per_user_byte"]
+    waiting_bytes = data["landed_bytes"] + data["queued_bytes"]
+    return data, {
+        "utilisation": f"{_percent(live, live + dead + data['overhead_bytes'])}  of"
+        f" {count_text(data['stripes'], 'stripe')} is live",
+        "dead": f"{_percent(dead, live + dead + data['overhead_bytes'])}  {size_text(dead)}",
+        "raw bytes per user byte": "-" if raw is None else f"{raw:.3f}  {size_text(data['raw_bytes'])} on all shards",
+        "in stripes": f"{count_text(data['packed_objects'], 'packed object')},"
+        f" {size_text(live - data['large_bytes'])} live",
+        "in own blocks": f"{count_text(data['large_objects'], 'large object')}, {size_text(data['large_bytes'])} live",
+        "to be packed": f"{count_text(data['landed_objects'] + data['queued_objects'], 'object')},"
+        f" {size_text(waiting_bytes)}",
+    }
 
 
 def status_data(system: System, *, exact: bool) -> tuple[dict[str, Any], int]:

@@ -16,7 +16,7 @@ import typer
 
 from nos_ec.cli.terminal.context import Context, context
 from nos_ec.cli.terminal.errors import exit_code, report
-from nos_ec.cli.terminal.output import stdout
+from nos_ec.cli.terminal.output import facts, stdout
 from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _each_unless(*names: str) -> Callable[[Mapping[str, Any]], Scope]:
 
 
 def _explained(given: Mapping[str, Any]) -> Scope:
-    return Scope.ONE if "/" in given["target"] else Scope.FINDER
+    return Scope.STORE if "/" in given["target"] else Scope.FINDER
 
 
 def _each_if_once(given: Mapping[str, Any]) -> Scope:
@@ -61,6 +61,7 @@ _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
     "gc run": _each_if_once,
     "gc limit": lambda given: Scope.EACH if given["bytes_per_s"] is given["operations_per_s"] is None else Scope.ONE,
     "s3 lifecycle list": Scope.EACH,
+    "s3 bucket list": Scope.EACH,
     "s3 lifecycle run": _each_unless("bucket"),
     "check": _each_unless("plan"),
     "scrub": _each_unless("plan"),
@@ -70,7 +71,7 @@ _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
     "explain": _explained,
     **dict.fromkeys(("gc plan", "gc pause", "gc resume", "gc status", "status", "quarantine list"), Scope.EACH),
     **dict.fromkeys(("events", "daemons", "audit", "shards rebuild", "metadata dumps", "dead-letters"), Scope.EACH),
-    **dict.fromkeys(("api", "console", "apply", "undelete", "trash empty", "quarantine release"), Scope.ONE),
+    **dict.fromkeys(("console", "apply", "undelete", "trash empty", "quarantine release"), Scope.ONE),
     **dict.fromkeys(("metadata rebuild", "export events"), Scope.ONE),
     **dict.fromkeys(("bench pipeline", "bench life", "bench s3", "bench gc", "bench space", "bench read"), Scope.ONE),
     **dict.fromkeys(("s3 key create", "s3 key list", "s3 key disable", "s3 key enable"), Scope.DIRECTORY),
@@ -82,6 +83,8 @@ _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
 
 Command = Callable[..., Any]
 """A function that carries out a command. Its first parameter is `ctx`."""
+Sum = Callable[[Mapping[str, dict[str, Any]]], tuple[dict[str, Any], Mapping[str, str]]]
+"""Returns the sum of what a command has kept of each cell: as JSON, and as names and values for people."""
 
 
 @cache
@@ -98,8 +101,9 @@ def knowing_cells(group: typer.Typer, *words: str) -> typer.Typer:
     return group
 
 
-def over_cells(run: Command, *words: str) -> Command:
-    """Return a function that carries out the command of these words on a store of one cell or several."""
+def over_cells(run: Command, *words: str, sum_up: Sum | None = None) -> Command:
+    """Return a function that carries out the command of these words on a store of one cell or several. `sum_up` is
+    called after the last of all cells."""
     scope = _SCOPES.get(" ".join(words), Scope.STORE)
     if scope is Scope.STORE:
         return run
@@ -129,7 +133,8 @@ def over_cells(run: Command, *words: str) -> Command:
             case Scope.EACH:
                 # The cell of the directory is created first: without it no bucket can get a home.
                 cells = sorted(settings.cells, key=lambda name: name != settings.store.directory)
-                _each_cell(once, cells, as_json=given["as_json"])
+                total = None if sum_up is None else lambda: sum_up(found.kept)
+                _each_cell(once, cells, total, as_json=given["as_json"])
 
     return call
 
@@ -178,9 +183,16 @@ def _find(once: Callable[[str], None], cells: list[str], *, as_json: bool) -> No
     raise next((error for error in failed if not isinstance(error, NotFound)), failed[0])
 
 
-def _each_cell(once: Callable[[str], None], cells: list[str], *, as_json: bool) -> None:
+def _each_cell(
+    once: Callable[[str], None],
+    cells: list[str],
+    total: Callable[[], tuple[dict[str, Any], Mapping[str, str]]] | None,
+    *,
+    as_json: bool,
+) -> None:
     """Run a command in each cell. People get the name of the cell before each line, and programs one object,
-    {"cells": {NAME: what the command prints}}, with null for a cell in which it printed nothing."""
+    {"cells": {NAME: what the command prints}}, with null for a cell in which it printed nothing. The total, if there is
+    one, is called "sum"."""
     width, codes = max(map(len, cells)), []
     for number, name in enumerate(cells):
         with stdout.of_cell(name, width, as_json=as_json) as output:
@@ -193,6 +205,11 @@ def _each_cell(once: Callable[[str], None], cells: list[str], *, as_json: bool) 
                 codes.append(ended.exit_code)
             if as_json:
                 start = ", " if number else '{"cells": {'
-                output.write_json(f"{start}{json.dumps(name)}: ", "" if number < len(cells) - 1 else "}}\n")
+                output.write_json(f"{start}{json.dumps(name)}: ", "")
+    if as_json:
+        stdout.write("}" + ("" if total is None else f', "sum": {json.dumps(total()[0])}') + "}\n")
+    elif total is not None:
+        with stdout.of_cell("*", width, as_json=False):
+            facts("all cells" if not codes else "all cells that answered", total()[1])
     if code := next(filter(None, codes), 0):
         raise typer.Exit(code)

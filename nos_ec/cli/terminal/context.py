@@ -14,10 +14,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -46,6 +46,8 @@ class Context:
     config: Path | None
     cell: str | None = None
     words: Sequence[str] = ()
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What a command on all cells has found in each, to be summed up at its end."""
     _loaded: Settings | None = None
 
     def config_file(self) -> Path | None:
@@ -78,11 +80,21 @@ class Context:
 
     def settings(self) -> Settings:
         """Return the settings: those of the cell if one was given. Raises a ConfigError that lists all problems."""
+        whole = self.whole()
+        return whole if self.cell is None else whole.of_cell(self.cell)
+
+    def whole(self) -> Settings:
+        """Return the settings of the whole store, also if a cell was given. Raises ConfigError."""
         from nos_ec.settings import load_settings
 
         if self._loaded is None:
             self._loaded = load_settings(self.config_file(), os.environ)
-        return self._loaded if self.cell is None else self._loaded.of_cell(self.cell)
+        return self._loaded
+
+    def keep(self, data: dict[str, Any]) -> None:
+        """Keep what a command has found in its cell, if there are cells."""
+        if self.cell is not None:
+            self.kept[self.cell] = data
 
     def system(self) -> System:
         """Open the store. Raises ConfigError, Transient."""
@@ -92,10 +104,24 @@ class Context:
 
     def home(self, bucket: str, *, creates: bool = False) -> System:
         """Open the store, or of several cells the one that holds a bucket. `creates`: an object will be put into it.
-        Raises NotFound, ConfigError, Transient."""
+        Raises NotFound, InvalidInput if an object would be put into another cell than that of its bucket, ConfigError,
+        Transient."""
         from nos_ec.composition.cells import open_home
 
-        return open_home(self.settings(), bucket, creates=creates)
+        if self.cell is None or not creates:
+            return open_home(self.settings(), bucket, creates=creates)
+        system = open_home(self.whole(), bucket, creates=True)
+        try:
+            self.require_home(bucket, system.settings.cell)
+        except InvalidInput:
+            system.__exit__()
+            raise
+        return system
+
+    def require_home(self, bucket: str, home: str | None) -> None:
+        """Raise InvalidInput if a cell was given that is not the home of this bucket."""
+        if self.cell not in (None, home):
+            raise InvalidInput(f"bucket {bucket} is in cell {home}, not in {self.cell}; leave out --cell")
 
 
 def _quoted(word: str) -> str:

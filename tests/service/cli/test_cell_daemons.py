@@ -52,10 +52,12 @@ class Daemon:
     def __init__(self, config: Path, *words: str, **environment: str) -> None:
         self.ports = free_ports()
         self._log = config.parent / "log"
+        section = "API" if words == ("api",) else "MONITORING"
+        ports = {f"NOS_EC_{section}__PORT": str(self.ports[0])}
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "nos_ec", "--config", str(config), *words],
-                env={**without_settings(os.environ), "NOS_EC_MONITORING__PORT": str(self.ports[0]), **environment},
+                env={**without_settings(os.environ), **ports, **environment},
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )
@@ -159,12 +161,27 @@ def test_a_cell_that_cannot_be_opened_is_tried_again_and_the_others_are_served(c
         assert gc.process.poll() is None
 
 
+def test_each_cell_has_an_api(config: Path) -> None:
+    with running(config, "api", NOS_EC_API__TOKEN="t" * 32) as api:
+        for number in range(2):
+            api.await_ready(number)
+        for port in api.ports:
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/status", headers={"Authorization": f"Bearer {'t' * 32}"}
+            )
+            with urllib.request.urlopen(request, timeout=WAIT_S_MAX) as reply:
+                assert json.loads(reply.read())["packed_objects"] == 0
+        api.process.terminate()
+        assert api.process.wait(WAIT_S_MAX) == 0
+
+
 def test_the_ports_of_the_cells_must_exist(config: Path) -> None:
-    settings = load_settings(config, {"NOS_EC_MONITORING__PORT": "65535"})
-    assert _port_of(settings, 0) == {"NOS_EC_MONITORING__PORT": "65535"}
+    settings = load_settings(config, {"NOS_EC_MONITORING__PORT": "65535", "NOS_EC_API__PORT": "65535"})
+    assert _port_of(settings, "monitoring", 0) == {"NOS_EC_MONITORING__PORT": "65535"}
+    assert _port_of(settings, "api", 0) == {"NOS_EC_API__PORT": "65535"}
     with pytest.raises(ConfigError, match="set a lower one"):
-        _port_of(settings, 1)
-    assert _port_of(load_settings(config, {}), 1) == {}
+        _port_of(settings, "api", 1)
+    assert _port_of(load_settings(config, {}), "monitoring", 1) == {}
 
 
 def test_a_process_whose_loops_make_no_progress_is_killed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import open_system
+from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import Settings, load_settings
 from tests.service.conftest import CHUNK, CONFIG
 
@@ -70,9 +72,8 @@ def store_id(settings: Settings) -> str:
 
 def pack_in(cells: Cells, name: str) -> str:
     """Pack an object in a cell, and return the id of its block."""
-    file = cells.folder / "file"
-    file.write_bytes(b"x" * CHUNK)
-    cells.text("--cell", name, "put", "photos/a.jpg", str(file))
+    with open_system(cells.settings(name)) as system:
+        system.client.store().put(ObjectKey("photos", "a.jpg"), BytesIO(b"x" * CHUNK))
     assert cells.json("producer", "--once")["cells"][name]["published"] == 1
     assert cells.json("consumer", "--once")["cells"][name]["packed"] == 1
     found: str = cells.json("--cell", name, "stat", "photos/a.jpg")["location"]["block"]
@@ -103,6 +104,27 @@ def test_work_is_done_in_each_cell_and_figures_are_by_cell(cells: Cells) -> None
     dumped = cells.json("metadata", "dump")["cells"].values()
     assert [one["dumped"]["rows"].get("objects", 0) for one in dumped] == [0, 0, 1]
     assert [len(one["dumps"]) for one in cells.json("metadata", "dumps")["cells"].values()] == [1, 1, 1]
+
+
+def test_status_has_the_sum_of_the_cells(cells: Cells) -> None:
+    pack_in(cells, "a")
+    pack_in(cells, "c")
+    found = cells.json("status", "--exact")
+    one, total = found["cells"]["c"], found["sum"]
+    for name in ("live_bytes", "raw_bytes", "stripes", "overhead_bytes"):
+        assert total[name] == 2 * one[name] > 0
+    assert (total["packed_objects"], total["landed_objects"], total["dead_bytes"]) == (2, 0, 0)
+    for name in ("utilisation", "hole_ratio", "raw_bytes_per_user_byte"):
+        assert total[name] == one[name]
+    lines = [line for line in cells.text("status", "--exact") if line.startswith("*:  ")]
+    assert lines[0].endswith("all cells")
+    assert any("2 packed objects" in line for line in lines)
+    cells.lose("a")
+    assert cells.json("status", exits=3)["sum"]["packed_objects"] == 1
+    assert "*:  all cells that answered" in cells.text("status", exits=3)
+    cells.lose("c")
+    cells.lose("bb")
+    assert cells.json("status", exits=3)["sum"]["utilisation"] is None
 
 
 def test_a_failure_in_one_cell_does_not_stop_the_others(cells: Cells) -> None:

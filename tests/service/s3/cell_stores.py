@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.cli.commands.cells import complete_directory
+from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.composition.cells import Cells, open_cells
 from nos_ec.composition.wiring import initialise
 from nos_ec.gateway.server.cell_services import CellServices
@@ -44,7 +44,7 @@ def new_cells(folder: Path, **weights: int) -> Settings:
     settings = load_settings(cells_config(folder, **weights), {})
     for name in settings.cells:
         initialise(settings.of_cell(name))
-    complete_directory(settings, as_json=True)
+        enter_cell(settings, name)
     return settings
 
 

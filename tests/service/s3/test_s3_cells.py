@@ -275,7 +275,7 @@ def test_the_directory_is_made_again_from_the_cells(served: tuple[Cells, Gateway
     metadata: Any = cells.directory.metadata
     metadata._write(lambda connection: connection.execute(delete(DIRECTORY)))
     assert homes(cells) == {}
-    fill_directory(cells.settings, list(cells.settings.cells), as_json=True)
+    fill_directory(cells.settings, as_json=True)
     assert homes(cells) == before
     assert [bucket["Name"] for bucket in ann.list_buckets()["Buckets"]] == sorted(NAMES)
 
