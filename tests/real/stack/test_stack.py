@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nos_ec.settings import without_settings
+from tests.rig.waiting import until
 
 if TYPE_CHECKING:
     from tests.real.conftest import Stack
@@ -128,6 +129,21 @@ def test_a_store_of_three_cells(stack: Stack, tmp_path: Path) -> None:
     status = cells("status", "--exact", "--json")["cells"]
     assert {name: one["packed_objects"] for name, one in status.items()} == {"a": 1, "b": 0, "c": 1}
     assert [one["kinds"] for one in cells("check", "--json")["cells"].values()] == [{}, {}, {}]
+    at_once = {f"NOS_EC_{name}_MS": "0" for name in ("PUT__MIN_AGE", "CONSUMER__LINGER", "CONSUMER__LINGER_MAX")}
+    daemons = [
+        subprocess.Popen(
+            [sys.executable, "-m", "nos_ec", "--config", str(config), name],
+            env=without_settings(os.environ) | at_once,
+        )
+        for name in ("producer", "consumer")
+    ]
+    try:
+        cells("--cell", "b", "put", "photos/cat.jpg", str(tmp_path / "a"), "--json")
+        until(lambda: cells("--cell", "b", "status", "--exact", "--json")["packed_objects"] == 1, "the daemons pack it")
+    finally:
+        for daemon in daemons:
+            daemon.terminate()
+        assert [daemon.wait(timeout=120) for daemon in daemons] == [0, 0]
     more = stack.script("up", NOS_EC_DEV_CELLS="4")
     assert more.returncode == IN_PART
     assert "run `down` first" in more.stderr
