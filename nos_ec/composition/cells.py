@@ -104,8 +104,7 @@ class Cells:
         system = open_system(self.settings.of_cell(name))
         try:
             self._require_entered(name, system)
-            record = partial(self._access_changed, name)
-            system.metadata.on_access_changed(record)
+            self._follow(name, system)
             self._opened(system)
         except BaseException:
             system.__exit__()
@@ -117,6 +116,10 @@ class Cells:
             self._systems[name] = system
         if self._failures.pop(name, None) is not None:
             _log.info("a cell has been opened", cell=name)
+
+    def _follow(self, name: str, system: System) -> None:
+        """Let the directory follow the buckets of a cell."""
+        system.metadata.on_access_changed(partial(self._access_changed, name))
 
     def _require_entered(self, name: str, system: System) -> None:
         """Raise ConfigError unless the directory has the buckets of this cell, and knows the cell as this store."""

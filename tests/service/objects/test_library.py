@@ -33,6 +33,7 @@ from nos_ec import (
     Transient,
     open_store,
 )
+from nos_ec.composition.wiring import System
 from nos_ec.library.object_reader import WINDOW_BYTES_MAX, WINDOW_BYTES_MIN
 from nos_ec.monitoring.declarations.library_metrics import LIBRARY
 from tests.rig.at_rest import LaterClock
@@ -356,6 +357,7 @@ def test_a_read_that_fails_for_a_while_goes_on_where_it_was(
 ) -> None:
     data = random.Random(2).randbytes(LARGE)
     store.put("b/it", data)
+    assert isinstance(store._system, System)
     blocks = store._system.blocks
     read, away = blocks.read, False
 
@@ -383,6 +385,7 @@ def test_a_read_that_fails_for_a_while_goes_on_where_it_was(
 def test_a_read_that_fails_halfway_loses_nothing(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     data = random.Random(4).randbytes(LARGE)
     store.put("b/it", data)
+    assert isinstance(store._system, System)
     blocks = store._system.blocks
     read, reads = blocks.read, 0
 
@@ -419,6 +422,7 @@ def test_damage_is_told_again_and_again(bench: Bench, store: ObjectStore) -> Non
 def test_a_read_after_a_seek_does_not_read_a_whole_block(tmp_path: Path) -> None:
     with open_store(tmp_path / "store", create=True) as store:
         info = store.put("b/it", iter([bytes(1 << 20)] * 70))
+        assert isinstance(store._system, System)
         counters = store._system.blocks.counters
         with store.open_read(info) as reader:
             reader.seek(-5, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ from time import perf_counter
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.composition.cells import Cells, open_cells
-from nos_ec.composition.wiring import initialise
+from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.server.cell_services import CellServices
 from nos_ec.gateway.server.http_server import GatewayServer, open_gateway_listener
-from nos_ec.settings import Settings, load_settings
+from nos_ec.settings import Cell, Settings, load_settings
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, health_of
 
 SMALL = """
@@ -49,11 +51,35 @@ def new_cells(folder: Path, **weights: int) -> Settings:
 
 
 @contextmanager
+def serving_beside(system: System, folder: Path) -> Iterator[Gateway]:
+    """A gateway of two cells: all buckets are in this store, and the directory and the access keys in another one in
+    this folder."""
+    file = folder / "directory.toml"
+    file.write_text(f'[store]\nroot = "directory"\ndirectory = "directory"\n{SMALL}')
+    settings = load_settings(file, {})
+    initialise(settings)
+    with open_system(settings) as directory:
+        opened = {"directory": directory, "store": system}
+        of_cells = {name: Cell(one.settings.model_copy(), int(one is system)) for name, one in opened.items()}
+        cells = Cells(settings.with_cells(of_cells), system.clock)
+        for name, one in opened.items():
+            cells._systems[name] = one
+            cells._follow(name, one)
+        with _gateway(cells, system) as gateway:
+            gateway.accounts = Accounts(directory.metadata, directory.clock, os.urandom)
+            yield gateway
+
+
+@contextmanager
+def _gateway(cells: Cells, system: System) -> Iterator[Gateway]:
+    ids = itertools.count(1)
+    service, listener = CellServices(cells, MASTERS, SETTINGS, perf_counter), open_gateway_listener(SETTINGS)
+    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
+        yield Gateway(system, server.url)
+
+
+@contextmanager
 def serving_cells(settings: Settings) -> Iterator[tuple[Cells, Gateway]]:
     """The open cells and a gateway of them, whose accounts are those of the directory."""
-    ids = itertools.count(1)
-    with open_cells(settings, SystemClock()) as cells:
-        health = health_of(cells.directory)
-        service, listener = CellServices(cells, MASTERS, SETTINGS, perf_counter), open_gateway_listener(SETTINGS)
-        with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener, health) as server:
-            yield cells, Gateway(cells.directory, server.url)
+    with open_cells(settings, SystemClock()) as cells, _gateway(cells, cells.directory) as gateway:
+        yield cells, gateway
