@@ -33,6 +33,7 @@ front     landing_deletions  INSERT, DELETE
 front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records)
 front     leases             INSERT, UPDATE (expires_ms), DELETE
 front     objects            INSERT, UPDATE, DELETE
+front     outbox             INSERT
 front     segments           INSERT, DELETE
 front     survival           INSERT, UPDATE (counted_ms, counts)
 front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
@@ -43,6 +44,7 @@ front     waiting            INSERT, DELETE
 producer  counters           UPDATE (value)
 producer  leases             INSERT, UPDATE (expires_ms), DELETE
 producer  objects            UPDATE (state)
+producer  outbox             DELETE
 producer  stored_totals      INSERT, UPDATE (value), DELETE
 producer  waiting            UPDATE (state, due_ms, published_ms, is_spread)
 
@@ -62,6 +64,7 @@ gc        landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms),
 gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
 gc        objects            UPDATE (state, landing_id, block_id, block_offset, trashed), DELETE
+gc        outbox             INSERT
 gc        segments           DELETE
 gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE

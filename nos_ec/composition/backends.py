@@ -16,6 +16,7 @@ from nos_ec.adapters.local.blocks.shard_rebuild import LocalShards
 from nos_ec.adapters.local.files.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalMessageLog
+from nos_ec.adapters.local.notification_files import NotificationFiles
 from nos_ec.adapters.local.placement import AnyPlace, NoGroups
 from nos_ec.adapters.local.store_mark import OWNER_FILE, claim_root, find_owner, require_root_of
 from nos_ec.composition.landing import open_devices
@@ -24,7 +25,7 @@ from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.message_log import DeadLetter, GroupProgress, MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import DeadLetter, GroupProgress, MessageConsumer, MessagePublisher, NotificationPublisher
 from nos_ec.ports.placement import Placement
 from nos_ec.ports.placement_groups import PlacementGroups
 from nos_ec.ports.segment_medium import SegmentMedium
@@ -71,6 +72,7 @@ class Log:
     publisher: Callable[[], MessagePublisher]
     consumer: Callable[[str, str], MessageConsumer]
     progress: Callable[[str], GroupProgress]
+    notifications: Callable[[], NotificationPublisher]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,7 @@ def open_log(settings: Settings, clock: Clock) -> Log:
             lambda: local.publisher(clock),
             lambda member, _: local.consumer(group=group, member=member, clock=clock, session_ms=session_ms),
             lambda _: local.progress(group=group, clock=clock),
+            lambda: NotificationFiles(settings.store.root / "notifications"),
         )
     from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
@@ -306,6 +309,7 @@ def open_log(settings: Settings, clock: Clock) -> Log:
             instance=instance,
         ),
         lambda name: kafka.progress(group=group, name=name),
+        kafka.publisher,
     )
 
 

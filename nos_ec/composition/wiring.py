@@ -33,7 +33,7 @@ from nos_ec.engine.expiry.survival import Deaths
 from nos_ec.engine.objects.location_cache import LOCATION_CACHE_MS, LocationCache
 from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import Metadata, Survival
+from nos_ec.ports.metadata import Metadata, OutboxOptions, Survival
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ def open_system(settings: Settings) -> System:
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
         watch_deaths(settings, metadata, clock, stack)
+        if settings.s3.topics:
+            metadata.send_events(OutboxOptions(settings.s3.notification_events_max, settings.s3.region))
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)

@@ -29,7 +29,7 @@ from nos_ec.engine.upkeep.lock_clock import LockClock
 from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS, Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
-from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher
+from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher, NotificationPublisher
 from nos_ec.ports.metadata import Lease
 from nos_ec.ports.segment_medium import SegmentMedium
 
@@ -108,6 +108,10 @@ class WorkerSide:
     def publisher(self) -> MessagePublisher:
         """Return a publisher to the message log."""
         return self._adapters.messages.get().publisher()
+
+    def notifications(self) -> NotificationPublisher:
+        """Return a publisher of the notifications of buckets."""
+        return self._adapters.messages.get().notifications()
 
     def log_consumer(self, member: str) -> MessageConsumer:
         """Return a member of the configured consumer group."""

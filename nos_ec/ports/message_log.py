@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nos_ec.core.errors import Transient
+from nos_ec.core.errors import NosError, Transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,18 @@ class MessagePublisher(Protocol):
 
     def close(self) -> None:
         """Release all open resources."""
+
+
+class NotificationPublisher(Protocol):
+    """Sends notifications of buckets to topics that others read. Nothing else uses these topics."""
+
+    def publish_to(self, topic: str, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, NosError]:
+        """Append (key, value) messages to a topic that exists. Messages with equal keys go to the same partition, in
+        order. Returns {index: reason} of those that are not known to be appended; the others are durable on return.
+        Appending messages again is safe, because delivery is at least once."""
+
+    def close(self) -> None:
+        """Release all open resources. Idempotent."""
 
 
 class GroupProgress(Protocol):

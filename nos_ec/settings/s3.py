@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated
 
@@ -9,6 +10,9 @@ from pydantic import BeforeValidator, Field, SecretStr
 
 from nos_ec.settings.section import DAY, Section
 from nos_ec.settings.values import Count, Flag, NonEmptyPath
+
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+"""The names that Kafka allows, from org.apache.kafka.common.internals.Topic."""
 
 
 def _networks(value: object) -> object:
@@ -21,6 +25,18 @@ def _networks(value: object) -> object:
 
 def _networks_of(text: str) -> list[IPv4Network | IPv6Network]:
     return [ip_network(name) for part in text.split(",") if (name := part.strip())]
+
+
+def _topics(value: object) -> object:
+    if isinstance(value, str):
+        for topic in _topics_of(value):
+            if not _TOPIC.fullmatch(topic):
+                raise ValueError(f"{topic!r} is not a valid topic; use 1 to 249 letters, digits, '.', '_' and '-'")
+    return value
+
+
+def _topics_of(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 class S3Settings(Section):
@@ -121,6 +137,27 @@ class S3Settings(Section):
         " Needs a key: nos-ec s3 encryption-key add. Uploads in parts are then refused, because they cannot be"
         " encrypted (S3.md).",
     )
+
+    notification_topics: Annotated[str, BeforeValidator(_topics)] = Field(
+        default="",
+        title="topics, separated by commas",
+        max_length=4000,
+        description="Kafka topics to which buckets may send notifications of changes of their objects (S3.md). Create"
+        " them first. Set it alike for gateways, library programs, producers and GC. Empty: buckets cannot have"
+        " notifications, and changes cost nothing more.",
+    )
+    notification_events_max: Count = Field(
+        default=4_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Notifications that may wait in the database while Kafka does not take them, about 1 KB each: the"
+        " default holds an hour of 1000 changes a second. Buckets with notifications answer 503 to further changes.",
+    )
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that buckets may send notifications to."""
+        return _topics_of(self.notification_topics)
 
     @property
     def abort_uploads_ms(self) -> int:

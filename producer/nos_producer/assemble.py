@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from nos_ec.composition.developer_values import PUBLISHED_OBJECTS
 from nos_ec.composition.packing import BACKLOG_WINDOWS
 from nos_ec.composition.wiring import System
 from nos_ec.monitoring.monitor import Monitor
+from nos_producer.notifications import NotificationSender
 from nos_producer.samples import producer_samples
 from nos_producer.service import ProducerOptions, ProducerService
 from nos_producer.slots import HeldSlots
@@ -36,8 +37,15 @@ def producer_service(
     held = HeldSlots(
         system.metadata, system.clock, system.settings.store.lease_ttl_ms, member, system.events().record_lost
     )
-    with closing(system.worker.publisher()) as publisher, closing(system.worker.group_progress("producer")) as progress:
-        service = ProducerService(system.metadata, publisher, progress, system.clock, held, options)
+    with ExitStack() as stack:
+        publisher = stack.enter_context(closing(system.worker.publisher()))
+        progress = stack.enter_context(closing(system.worker.group_progress("producer")))
+        notifications = None
+        if system.settings.s3.topics:
+            to_topics = stack.enter_context(closing(system.worker.notifications()))
+            events_max = system.settings.s3.notification_events_max
+            notifications = NotificationSender(system.metadata, to_topics, system.clock, held, events_max)
+        service = ProducerService(system.metadata, publisher, progress, system.clock, held, options, notifications)
         if monitor is not None:
             monitor.parked.append(lambda: service.retry_queues)
             monitor.metrics.add("producer", lambda: producer_samples(service, held, system.clock.now_ms()))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nos_ec.monitoring.declarations import metrics as m
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.sources import parking_samples
+from nos_producer.notifications import NotificationCounters
 from nos_producer.service import ProducerService
 from nos_producer.slots import HeldSlots
 
@@ -21,4 +22,11 @@ def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> 
     yield Sample(m.PUBLISH_FAILURES, counters.failures)
     yield Sample(m.POSTPONED_OBJECTS, counters.postponed)
     yield Sample(m.REFUSED_EVENTS, counters.refused)
+    sender = service.notifications
+    sent = NotificationCounters() if sender is None else sender.counters
+    yield Sample(m.NOTIFICATIONS_SENT, sent.sent)
+    yield Sample(m.NOTIFICATION_FAILURES, sent.failures)
+    yield Sample(m.OUTBOX_EVENTS, sent.waiting)
+    yield Sample(m.OUTBOX_EVENTS_MAX, 0 if sender is None else sender.events_max)
+    yield Sample(m.OUTBOX_AGE_SECONDS, 0 if sent.oldest_ms is None else max(0, now_ms - sent.oldest_ms) / 1000)
     yield from parking_samples(service.retry_queues, now_ms)

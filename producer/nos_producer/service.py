@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import structlog
@@ -26,6 +26,7 @@ from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import GroupProgress, MessagePublisher
 from nos_ec.ports.metadata import ObjectRow, Objects
+from nos_producer.notifications import NotificationSender
 from nos_producer.refused import Refused
 from nos_producer.republish_filter import RepublishFilter
 from nos_producer.slots import HeldSlots
@@ -81,8 +82,10 @@ class ProducerService:
         clock: Clock,
         held_slots: HeldSlots,
         options: ProducerOptions,
+        notifications: NotificationSender | None = None,
     ) -> None:
         self._metadata = metadata
+        self.notifications = notifications
         self._publisher = publisher
         self._clock = clock
         self._held_slots = held_slots
@@ -130,10 +133,13 @@ class ProducerService:
         return len(rows)
 
     def drain(self) -> int:
-        """Publish until no row is due in the held slots. Returns how many objects were published. Raises Transient."""
+        """Publish until no row is due in the held slots, and send the notifications of buckets. Returns how many
+        objects were published. Raises Transient."""
         before = self.counters.objects
         while self.turn():
             pass
+        if self.notifications is not None:
+            self.notifications.drain()
         return self.counters.objects - before
 
     def _due_reader(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
@@ -195,7 +201,20 @@ class ProducerService:
             self._metadata.mark_published(rows, due_ms)
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
-        """Publish until `stop` is set. Transient failures are logged, and publishing is tried again."""
+        """Publish until `stop` is set. Transient failures are logged, and publishing is tried again. Notifications of
+        buckets are sent by a thread of their own, so that a topic that does not answer delays no packing."""
+        sending: Thread | None = None
+        if self.notifications is not None:
+            sending = Thread(target=self.notifications.run, args=(stop,), name="notifications", daemon=True)
+            sending.start()
+        try:
+            self._run(stop, beat)
+        finally:
+            if sending is not None:
+                stop.set()
+                sending.join()
+
+    def _run(self, stop: Event, beat: Beat) -> None:
         while not stop.is_set():
             beat(0)
             before = self.counters.objects

@@ -79,7 +79,8 @@ class _Batch:
 
 
 class KafkaPublisher:
-    """A `MessagePublisher` (see the port for the contract). Safe to call from several threads, which take turns.
+    """A `MessagePublisher` and a `NotificationPublisher` (see the port for the contract). Safe to call from several
+    threads, which take turns.
 
     When a message fails, later ones of the same key may still be appended. Publishing all of them again appends each of
     them once more, in order.
@@ -142,6 +143,10 @@ class KafkaPublisher:
         if lasting or (passing and len(failed) == len(messages)):
             raise self._news.explain((lasting or passing)[0])
         return failed
+
+    def publish_to(self, topic: str, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, NosError]:
+        """See NotificationPublisher."""
+        return self._send(topic, [(key, value, []) for key, value in messages]).errors
 
     def publish_dead_letter(self, key: bytes, value: bytes, headers: Sequence[Header]) -> None:
         """Append to the dead-letter topic. Durable on return. Raises TooLarge, ConfigError, Transient."""

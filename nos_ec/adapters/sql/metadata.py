@@ -22,6 +22,7 @@ from nos_ec.adapters.sql.objects.landing import SqlLandingQueue
 from nos_ec.adapters.sql.objects.large_puts import SqlLargePuts
 from nos_ec.adapters.sql.objects.locks import SqlLocks
 from nos_ec.adapters.sql.objects.object_rows import SqlObjects
+from nos_ec.adapters.sql.objects.outbox import SqlOutbox
 from nos_ec.adapters.sql.objects.packing import SqlPacking
 from nos_ec.adapters.sql.objects.puts import SqlPuts
 from nos_ec.adapters.sql.objects.trash import SqlTrash
@@ -70,6 +71,7 @@ class SqlMetadata(
     SqlBuckets,
     SqlAccessKeys,
     SqlDirectory,
+    SqlOutbox,
     SqlInspection,
     SqlRepairs,
     SqlExplanations,

@@ -24,6 +24,7 @@ from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import NEWER_MAX, BucketRules, ExpiryRule, tags_of
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.notifications.origin import LIFECYCLE, Origin, caused_by
 from nos_ec.core.parts import UploadId
 from nos_ec.core.sums import Summed
 from nos_ec.core.versions import Versioning
@@ -50,6 +51,7 @@ FAILURES_MAX = 3
 """After this many Transient failures in a row the walk ends, because the cause is hardly the single keys."""
 
 _log = structlog.get_logger(__name__)
+_ORIGIN = Origin(LIFECYCLE)
 
 
 class _Keyed(Protocol):
@@ -263,7 +265,8 @@ class BucketWalk:
         if not due:
             return []
         try:
-            deleted = delete(due)
+            with caused_by(_ORIGIN):
+                deleted = delete(due)
         except NosError as error:
             if len(due) == 1:
                 self._skip(due[0].key, error)

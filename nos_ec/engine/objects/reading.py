@@ -22,7 +22,7 @@ from nos_ec.engine.objects.second_copy import SecondCopies
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
-from nos_ec.ports.metadata import LandingQueue, ObjectRow, Objects, Versions
+from nos_ec.ports.metadata import LandingQueue, ObjectRow, Objects, Outbox, Versions
 
 _TO_THE_END = 2**63 - 1
 """A length beyond the end of any object."""
@@ -37,7 +37,7 @@ class Opened(NamedTuple):
     windows: Iterator[bytes]
 
 
-class StoreMetadata(Objects, Versions, LandingQueue, Protocol):
+class StoreMetadata(Objects, Versions, LandingQueue, Outbox, Protocol):
     """The parts of the metadata that the store uses."""
 
 

@@ -118,6 +118,7 @@ class Store(ObjectReads):
 
     def put_record(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         """Like `put_request`, for records of the store itself, which have reserved keys and attributes."""
+        self._metadata.require_event_room([request.key.bucket])
         self._puts.wait_for_room()
         if request.versioning is not None:
             with_id = as_version if request.versioning is Versioning.ENABLED else as_null_version
@@ -135,6 +136,7 @@ class Store(ObjectReads):
 
         Raises InvalidInput when one is larger than `packed_size_max` (use `put`), NoSpace, Transient.
         """
+        self._metadata.require_event_room({key.bucket for key, _ in objects})
         for key, data in objects:
             _refuse_reserved(key)
             if len(data) > self._options.packed_size_max:

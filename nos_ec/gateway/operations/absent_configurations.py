@@ -28,7 +28,6 @@ _NONE_LISTED = (("IsTruncated", "false"),)
 _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "GetBucketAccelerateConfiguration": ("AccelerateConfiguration", ()),
     "GetBucketLogging": ("BucketLoggingStatus", ()),
-    "GetBucketNotificationConfiguration": ("NotificationConfiguration", ()),
     "GetBucketRequestPayment": ("RequestPaymentConfiguration", (("Payer", "BucketOwner"),)),
     "ListBucketAnalyticsConfigurations": ("ListBucketAnalyticsConfigurationResult", _NONE_LISTED),
     "ListBucketIntelligentTieringConfigurations": ("ListBucketIntelligentTieringConfigurationsOutput", _NONE_LISTED),
@@ -41,7 +40,6 @@ _NOTHING_TO_DELETE = (
 )
 _PUT_UNCHANGED = (
     "PutBucketLogging",
-    "PutBucketNotificationConfiguration",
     "PutBucketRequestPayment",
 )
 ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys([*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE, *_PUT_UNCHANGED])

@@ -24,7 +24,8 @@ from nos_ec.s3.errors import S3Error
 class DocumentType:
     """How S3 handles one kind of document. Only the owner of the bucket may get, put or delete it.
 
-    `parse` reads and checks the body of a PUT and returns the bytes to store; it raises S3Error. `missing` is the code
+    `parse` reads and checks the body of a PUT and returns the bytes to store, empty for a PUT
+    that removes the document; it raises S3Error. `missing` is the code
     and the message of the error that answers a GET if the bucket has no such document. `get_reply` makes the reply to a
     GET from the stored bytes, and `put_reply` the reply to a PUT. `default`: a bucket without the document behaves as
     if it had these stored bytes.
@@ -61,7 +62,7 @@ class BucketDocuments:
         of `of.parse`."""
         call.require(Rights.OWNER)
         stored = of.parse(call, self._access)
-        self._access.set_bucket_document(call.bucket, of.kind, stored, self._clock.now_ms())
+        self._access.set_bucket_document(call.bucket, of.kind, stored or None, self._clock.now_ms())
         return of.put_reply(stored)
 
     def delete(self, of: DocumentType, call: Call) -> Reply:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote, urlencode
 
+from nos_ec.core.notifications.origin import caused_by, current_origin
 from nos_ec.gateway.auth.access import Access, Sender
 from nos_ec.gateway.message.body import Source
 from nos_ec.gateway.message.call import Call
@@ -66,7 +68,8 @@ class PostForms:
         call = Call(put, POST_FORM, bucket, key, sender, signed, source, bucket_access, self._clock.now_ms())
         apply_policy(call)
         body.expect(expected_of(put), sizes)
-        etag, headers = self._objects.store(call, body)
+        with caused_by(replace(current_origin(), account=call.account or "")):
+            etag, headers = self._objects.store(call, body)
         location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 

@@ -20,6 +20,7 @@ from nos_ec.gateway.operations.bucket_operations import BucketOperations, Homes
 from nos_ec.gateway.operations.cors import Cors
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
+from nos_ec.gateway.operations.notifications import bucket_notifications
 from nos_ec.gateway.operations.object_locks import LocksOfPuts, ObjectLockOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.post_forms import PostForms
@@ -83,6 +84,7 @@ def make_service(
         ObjectLockOperations(objects.find_version, locks, changes, clock),
         BucketDocuments(metadata, access, clock),
         bucket_encryption(encryption),
+        bucket_notifications(settings.topics),
         Cors(access),
         PostForms(access, objects, clock),
         SecurityTokens(access, clock),

@@ -12,6 +12,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from nos_ec.core.errors import NosError
+from nos_ec.core.notifications.origin import Origin, caused_by
 from nos_ec.gateway.auth.access import Access, Sender
 from nos_ec.gateway.message.body import BodyWanted, Source
 from nos_ec.gateway.message.call import Call
@@ -24,6 +25,7 @@ from nos_ec.gateway.operations.cors import CORS, Cors
 from nos_ec.gateway.operations.lifecycle import LIFECYCLE
 from nos_ec.gateway.operations.listings import Listings
 from nos_ec.gateway.operations.multipart_operations import MultipartOperations
+from nos_ec.gateway.operations.notifications import origin_of
 from nos_ec.gateway.operations.object_locks import OBJECT_LOCK, ObjectLockOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, apply_policy, require_in_session
@@ -68,6 +70,7 @@ class Service:
         locks: ObjectLockOperations,
         documents: BucketDocuments,
         encryption: DocumentType,
+        notifications: DocumentType,
         cors: Cors,
         forms: PostForms,
         tokens: SecurityTokens,
@@ -115,6 +118,8 @@ class Service:
             "GetBucketEncryption": partial(documents.get, encryption),
             "PutBucketEncryption": partial(documents.put, encryption),
             "DeleteBucketEncryption": partial(documents.delete, encryption),
+            "GetBucketNotificationConfiguration": partial(documents.get, notifications),
+            "PutBucketNotificationConfiguration": partial(documents.put, notifications),
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,
@@ -188,7 +193,8 @@ class Service:
         if operation == PREFLIGHT:
             return self._cors.preflight(request, bucket or "")
         if operation == POST_FORM:
-            return self._forms.post(request, bucket or "", source)
+            with caused_by(Origin("s3:ObjectCreated:Post", "", record.remote, record.request_id)):
+                return self._forms.post(request, bucket or "", source)
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
@@ -205,7 +211,11 @@ class Service:
         else:
             access.require_owner(request.header("x-amz-expected-bucket-owner"))
             apply_policy(call)
-        return run(call)
+        origin = origin_of(call, record.remote, record.request_id)
+        if origin is None:
+            return run(call)
+        with caused_by(origin):
+            return run(call)
 
     def _answer_tokens(self, request: Request, source: Source, record: Record) -> Reply:
         answer = self._tokens.answer(request, source, record.request_id)

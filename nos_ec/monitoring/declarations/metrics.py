@@ -127,6 +127,37 @@ PUBLISH_FAILURES = _counter(
     "A steady rate means that the metadata store or the message log is unavailable: see /readyz.",
 )
 
+NOTIFICATIONS_SENT = _counter(
+    "producer_notifications",
+    (PRODUCER,),
+    "Notifications of buckets that the producer has sent. One that was sent again counts again.",
+    "Compare with the rate of changes in buckets with notifications.",
+)
+NOTIFICATION_FAILURES = _counter(
+    "producer_notification_failures",
+    (PRODUCER,),
+    "Batches of notifications that a topic has not taken, or not in whole. They are retried.",
+    "A steady rate means that a topic is missing or not writable, or that Kafka is away: the log names the topic.",
+)
+OUTBOX_EVENTS = _gauge(
+    "producer_outbox_events",
+    (PRODUCER,),
+    "Notifications that wait in the database to be sent, counted every minute.",
+    "Take the `max` of the producers. See `nos_ec_producer_outbox_events_max`.",
+)
+OUTBOX_EVENTS_MAX = _gauge(
+    "producer_outbox_events_max",
+    (PRODUCER,),
+    "s3.notification_events_max; 0 if s3.notification_topics is empty.",
+    "At this number of waiting notifications, buckets with notifications answer 503 to changes.",
+)
+OUTBOX_AGE_SECONDS = _gauge(
+    "producer_outbox_age_seconds",
+    (PRODUCER,),
+    "Age of the oldest notification that waits, looked up every minute.",
+    "Above a few minutes, a topic does not take its notifications.",
+)
+
 # --- consumer ------------------------------------------------------------------------------------------------------
 MESSAGES = _counter(
     "consumer_messages",

@@ -66,6 +66,7 @@ from nos_ec.ports.metadata.objects import (
     TailOf,
     summary,
 )
+from nos_ec.ports.metadata.outbox import Outbox, OutboxEvent, OutboxOptions
 from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
@@ -135,6 +136,9 @@ __all__ = [
     "ObjectSummary",
     "Notes",
     "Objects",
+    "Outbox",
+    "OutboxEvent",
+    "OutboxOptions",
     "PartOf",
     "Placed",
     "PutRequest",

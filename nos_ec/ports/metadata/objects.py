@@ -13,6 +13,7 @@ from nos_ec.core.errors import Corrupt, Locked, NosError
 from nos_ec.core.formats.messages import NamedVersion, PackRequest
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.locking.lock import Lock, lock_of, with_lock
+from nos_ec.core.notifications.origin import Origin, current_origin
 from nos_ec.core.parts import Composition, composition_of
 from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectState
@@ -155,6 +156,7 @@ class PutRequest:
     version. `lock`: the lock of the new version.
     `envelope`: for bytes that are encrypted already, returns their encoded envelope (core.encryption); its length is
     always the same, and its value is final when all bytes have been read.
+    `origin`: who asks, for the events of buckets with notifications.
     """
 
     key: ObjectKey
@@ -164,6 +166,7 @@ class PutRequest:
     step: UploadStep | TailOf | LockOf | None = None
     lock: Lock | None = None
     envelope: Callable[[], str] | None = field(default=None, compare=False)
+    origin: Origin = field(default_factory=current_origin, compare=False)
 
     def with_envelope(self) -> PutRequest:
         """Return the request with the present envelope among its attributes. Raises InvalidInput if they are too

@@ -21,6 +21,7 @@ from nos_ec.ports.metadata.leases import Leases
 from nos_ec.ports.metadata.locks import Locks
 from nos_ec.ports.metadata.notes import Notes
 from nos_ec.ports.metadata.objects import Objects
+from nos_ec.ports.metadata.outbox import Outbox
 from nos_ec.ports.metadata.rebuilding import Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
@@ -155,6 +156,7 @@ class Metadata(
     Notes,
     Survival,
     Locks,
+    Outbox,
     Rebuilding,
     Protocol,
 ):

@@ -38,6 +38,7 @@ from tests.contract.suites.metadata_explanation_contract import ExplanationContr
 from tests.contract.suites.metadata_inspection_contract import InspectionContract
 from tests.contract.suites.metadata_lock_contract import LockContract
 from tests.contract.suites.metadata_notes_contract import NotesContract
+from tests.contract.suites.metadata_outbox_contract import OutboxContract
 from tests.contract.suites.metadata_producer_contract import ProducerContract
 from tests.contract.suites.metadata_rebuild_contract import RebuildContract
 from tests.contract.suites.metadata_repair_contract import RepairContract
@@ -973,6 +974,7 @@ class MetadataContract(
     TailContract,
     VersionContract,
     LockContract,
+    OutboxContract,
     ExpiredVersionContract,
     ProducerContract,
     LeaseContract,

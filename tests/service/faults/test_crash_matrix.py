@@ -20,7 +20,9 @@ from nos_consumer.assemble import consumer_service
 from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import ObjectKey, new_segment_id
+from nos_ec.core.notifications.configuration import Notification, encode
 from nos_ec.core.states import ObjectState
+from nos_ec.ports.metadata import CannedAcl, DocumentKind
 from nos_gc.assemble import gc_service
 from tests.rig import gathered_puts, long_packing
 from tests.rig.at_rest import LaterClock, end_log
@@ -112,6 +114,9 @@ FULL_STORE_POINTS = ["block.forgotten", "writer.allocated:2"]
 PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.marked", "producer.leases_released"]
 SPREAD_POINTS = ["producer.published", "producer.marked", "producer.marked:2"]
 """While a batch is marked in two parts, because some events are not in their bucket's own partition."""
+EVENT_PUT_POINTS = ["metadata.events_added.before_commit", "metadata.record_puts.before_commit", "put.landed"]
+EVENT_SEND_POINTS = ["producer.notifications_sent", "producer.notifications_forgotten"]
+"""While a bucket with notifications changes, and while its events are sent."""
 TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "event.recorded", "producer.leases_taken"]
 PUT_POINTS = [
     "put.reserved",
@@ -372,6 +377,46 @@ def test_producer_killed(bench: Bench, point: str) -> None:
         bench.put_some(system, 60)
     kill(bench, point, "producer", "--once")
     assert_recovers(bench)
+
+
+def _watched(bench: Bench) -> None:
+    """Make a bucket with notifications, and three objects in it."""
+    bench.config.write_text(bench.config.read_text() + '[s3]\nnotification_topics = "changes"\n')
+    with bench.open() as system:
+        system.metadata.create_bucket("b", "ann", CannedAcl.PRIVATE, system.clock.now_ms())
+        document = encode([Notification("all", "changes", ("s3:ObjectCreated:*",))])
+        system.metadata.set_bucket_document("b", DocumentKind.NOTIFICATION, document, system.clock.now_ms())
+        for name in "xyz":
+            bench.put(system, name, bench.data(CHUNK))
+
+
+def _notified(bench: Bench) -> list[tuple[str, str]]:
+    """(key, sequencer) of the events in the topic, without repetitions, in the order in which they arrived first."""
+    path = bench.folder / "store" / "notifications" / "changes.jsonl"
+    objects = [json.loads(line)["Records"][0]["s3"]["object"] for line in path.read_text().splitlines()]
+    return list(dict.fromkeys((one["key"], one["sequencer"]) for one in objects))
+
+
+@pytest.mark.parametrize("point", EVENT_PUT_POINTS)
+def test_put_of_a_bucket_with_notifications_killed(bench: Bench, point: str) -> None:
+    """Each object has its event, and nothing else has one."""
+    _watched(bench)
+    new = bench.data(CHUNK)
+    kill(bench, point, "put", "b/victim", "-", stdin=new)
+    _adopt_unacknowledged(bench, ObjectKey("b", "victim"), new)
+    assert_recovers(bench)
+    with bench.open() as system:
+        rows = system.metadata.list_objects("b", "", "", 10)
+    assert sorted(_notified(bench)) == sorted((row.key.name, f"{row.version:016X}") for row in rows)
+
+
+@pytest.mark.parametrize("point", EVENT_SEND_POINTS)
+def test_producer_killed_while_it_sends_notifications(bench: Bench, point: str) -> None:
+    _watched(bench)
+    kill(bench, point, "producer", "--once")
+    bench.end_leases()
+    assert_recovers(bench)
+    assert [key for key, _ in _notified(bench)] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize("point", SPREAD_POINTS)
@@ -793,6 +838,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             PRODUCER_POINTS,
             SPREAD_POINTS,
             TAKEOVER_POINTS,
+            EVENT_PUT_POINTS,
+            EVENT_SEND_POINTS,
             PUT_POINTS,
             GATHERED_POINTS,
             LARGE_POINTS,

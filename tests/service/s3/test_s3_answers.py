@@ -83,11 +83,9 @@ def test_what_a_bucket_does_not_have_can_be_deleted_and_not_set(ann: Any) -> Non
 
 
 def test_a_configuration_may_be_set_to_what_it_is(gateway: Gateway, ann: Any) -> None:
-    topic = {"TopicArn": "arn:aws:sns:us-east-1:1:t", "Events": ["s3:ObjectCreated:*"]}
     target = {"TargetBucket": "photos", "TargetPrefix": ""}
     for put, name, as_it_is, other in (
         ("logging", "BucketLoggingStatus", {}, {"LoggingEnabled": target}),
-        ("notification_configuration", "NotificationConfiguration", {}, {"TopicConfigurations": [topic]}),
         ("request_payment", "RequestPaymentConfiguration", {"Payer": "BucketOwner"}, {"Payer": "Requester"}),
     ):
         call = getattr(ann, f"put_bucket_{put}")

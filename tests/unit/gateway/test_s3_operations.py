@@ -122,7 +122,7 @@ def test_all_that_is_served_is_in_the_model() -> None:
 
 
 def test_the_gateway_runs_all_that_is_served() -> None:
-    service = Service(*[MagicMock() for _ in range(14)])
+    service = Service(*[MagicMock() for _ in range(15)])
     assert service._operations.keys() == SERVED
 
 

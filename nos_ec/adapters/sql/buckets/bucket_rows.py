@@ -14,7 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from nos_ec.adapters.sql.objects import object_rows, versions
-from nos_ec.adapters.sql.tables.base import SqlPart, reads
+from nos_ec.adapters.sql.objects.outbox import NotifyingPart
+from nos_ec.adapters.sql.tables.base import reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import LIVE, by_index, delete_listed
 from nos_ec.adapters.sql.tables.schema import BUCKET_DOCUMENTS, BUCKET_GRANTS, BUCKETS, OBJECTS, utf8
@@ -60,15 +61,20 @@ GRANTS_OF = looked_up(
 )
 
 
-class SqlBuckets(SqlPart):
+class SqlBuckets(NotifyingPart):
     """`Buckets` and `AccessChanges` of the port. Changes are reported after COMMIT."""
 
     def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
         self._access_changed = call
 
+    def _changed(self, name: str) -> None:
+        if self._events is not None:
+            self._events.forget(name)
+        self._access_changed(AccessOf.BUCKET, name)
+
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
         done = self._write(_create_bucket, name, owner, acl, now_ms)
-        self._access_changed(AccessOf.BUCKET, name)
+        self._changed(name)
         return done
 
     @reads
@@ -82,7 +88,7 @@ class SqlBuckets(SqlPart):
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
         done = self._write(_delete_bucket, name, now_ms)
-        self._access_changed(AccessOf.BUCKET, name)
+        self._changed(name)
         return done
 
     @reads
@@ -97,12 +103,12 @@ class SqlBuckets(SqlPart):
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
         done = self._write(_set_bucket_owner, name, owner, now_ms)
-        self._access_changed(AccessOf.BUCKET, name)
+        self._changed(name)
         return done
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
         done = self._write(_set_bucket_acl, name, acl, now_ms, grants)
-        self._access_changed(AccessOf.BUCKET, name)
+        self._changed(name)
         return done
 
     @reads
@@ -119,7 +125,7 @@ class SqlBuckets(SqlPart):
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         done = self._write(_set_bucket_document, name, kind, body, now_ms)
-        self._access_changed(AccessOf.BUCKET, name)
+        self._changed(name)
         return done
 
     @reads
@@ -131,7 +137,7 @@ class SqlBuckets(SqlPart):
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         done = self._write(_grant, name, account, rights, now_ms)
-        self._access_changed(AccessOf.BUCKET, name)
+        self._changed(name)
         return done
 
     @reads

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, insert, update
 
 from nos_ec.adapters.sql.blocks import block_rows, leases
 from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, uploads, versions
+from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart
 from nos_ec.adapters.sql.objects.release_version import release
-from nos_ec.adapters.sql.tables.base import SqlPart, reads
+from nos_ec.adapters.sql.tables.base import reads
 from nos_ec.adapters.sql.tables.rows import noncurrent_mark
 from nos_ec.adapters.sql.tables.schema import OBJECTS, SEGMENTS
 from nos_ec.core.errors import Locked, NosError, Transient
@@ -26,7 +27,7 @@ _O = OBJECTS.c
 _LARGE = advance_object(None, ObjectEvent.STORE)
 
 
-class SqlLargePuts(SqlPart):
+class SqlLargePuts(NotifyingPart):
     """Large PUTs: `next_version` and `record_large` of `Objects` of the port."""
 
     @reads
@@ -41,10 +42,11 @@ class SqlLargePuts(SqlPart):
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
         geometry = self._bound()
+        events = self._writer([new.key.bucket], refuses=False)
         try:
-            return self._write_again(record_large, geometry, new, lease, now_ms)
+            return self._write_again(record_large, geometry, new, lease, now_ms, events=events)
         except Locked:
-            return self._write_again(record_large, geometry, new, lease, now_ms, is_locked=True)
+            return self._write_again(record_large, geometry, new, lease, now_ms, is_locked=True, events=events)
 
 
 def record_large(
@@ -55,6 +57,7 @@ def record_large(
     now_ms: int,
     *,
     is_locked: bool = False,
+    events: EventWriter | None = None,
 ) -> bool | NosError:
     """Record a large object, as `Objects.record_large` of the port promises. Raises Overtaken, and Locked if a version
     that would be overwritten is locked: then the transaction must be rolled back, and run again with `is_locked`, to
@@ -123,7 +126,25 @@ def record_large(
         versions.raise_if_newer(connection, {new.key: new.version}, {new.key: new.version})
     elif current is None and new.versioning is Versioning.SUSPENDED:
         versions.raise_if_null(connection, [new.key])
+    if events is not None:
+        events.stored_large(connection, _row_of(new, object_id, now_ms), new.request.origin, now_ms)
     return True
+
+
+def _row_of(new: NewLargeObject, object_id: int, now_ms: int) -> ObjectRow:
+    return ObjectRow(
+        object_id=object_id,
+        key=new.key,
+        version=new.version,
+        size=new.size,
+        crc32c=new.crc32c,
+        md5=new.md5,
+        state=_LARGE,
+        landing_id=None,
+        extent=None,
+        created_ms=now_ms,
+        attributes=new.attributes,
+    )
 
 
 def _newest(connection: Connection, new: NewLargeObject, current: ObjectRow | None) -> int:

@@ -169,9 +169,10 @@ def remove_nulls(
 
 def hide(
     connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None, *, conditional: bool
-) -> None:
+) -> dict[ObjectKey, int]:
     """Delete current versions of keys that have others, by adding null markers as in a SUSPENDED bucket. The rows must
-    be locked. Versions with ids become noncurrent; null versions are released, or go into the trash."""
+    be locked. Versions with ids become noncurrent; null versions are released, or go into the trash. Returns the
+    numbers of the markers."""
     retire(connection, [row for row in rows if row.has_version_id])
     nulls = [row for row in rows if not row.has_version_id]
     if nulls:
@@ -182,6 +183,7 @@ def hide(
     least = {row.key: max(row.version + 1, highest.get(row.key, 0) + 1, now_ms * 1000) for row in rows}
     numbers = {key: numbered(least[key], conditional=conditional) for key in keys}
     add_markers(connection, [VersionEntry(key, numbers[key], now_ms, True, None) for key in numbers])
+    return numbers
 
 
 def add_markers(connection: Connection, markers: Sequence[VersionEntry | MarkerRow]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,8 +22,9 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql.objects import make_noncurrent, trash
 from nos_ec.adapters.sql.objects.locks import not_deleted
+from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart, marker_added, plain_removal
 from nos_ec.adapters.sql.objects.release_version import release
-from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
+from nos_ec.adapters.sql.tables.base import reads, writes
 from nos_ec.adapters.sql.tables.json_rows import UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
@@ -129,18 +131,11 @@ def next_version(previous: int | None, now_ms: int, *, conditional: bool) -> int
     return numbered(max((previous or 0) + 1, now_ms * 1000), conditional=conditional)
 
 
-class SqlObjects(SqlPart):
+class SqlObjects(NotifyingPart):
     """`Objects` of the port, except PUTs, listings and packing, and `make_due` of `LandingSegments`."""
 
-    @writes
-    def set_attributes(self, connection: Connection, row: ObjectRow, attributes: bytes) -> bool:
-        found = connection.execute(LOCK_KEPT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
-        current = None if found is None else object_row(found)
-        if current is None or current.version != row.version or current.attributes not in (row.attributes, attributes):
-            return False
-        changed = by_primary(update(OBJECTS)).where(_O.object_id == row.object_id).values(attributes=attributes)
-        require_all(connection.execute(changed).rowcount, 1, "objects")
-        return True
+    def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
+        return self._write(_set_attributes, row, attributes, self._writer([row.key.bucket]))
 
     def get(self, key: ObjectKey) -> ObjectRow:
         row = self._find(key)
@@ -151,36 +146,18 @@ class SqlObjects(SqlPart):
     def segments(self, object_id: int, version: int) -> list[Segment]:
         return self._read(segments, object_id, version)
 
-    @writes
     def delete(
-        self,
-        connection: Connection,
-        key: ObjectKey,
-        now_ms: int,
-        until_ms: int | None = None,
-        condition: Condition | None = None,
+        self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
     ) -> ObjectRow:
-        row = lock(connection, key)
-        if row is None:
-            raise NotFound(f"object {key} does not exist", key=key)
-        if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
-            raise refusal
-        if row.is_of_versions:
-            make_noncurrent.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
-            return row
-        if until_ms is not None:
-            trash.put_into(connection, [row], now_ms, until_ms)
-            return row
-        release(connection, [row], now_ms)
-        require_all(connection.execute(_REMOVE, {"removed": row.object_id}).rowcount, 1, "objects")
-        return row
+        return self._write(_delete, key, now_ms, until_ms, condition, self._writer([key.bucket]))
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         left, locked = list(keys), frozenset[Any]()
         rows: list[ObjectRow] = []
+        events = self._writer(key.bucket for key in keys)
         while left:
             try:
-                rows, left = self._write(_delete_many, left, now_ms, until_ms), []
+                rows, left = self._write(_delete_many, left, now_ms, until_ms, events), []
             except Locked as error:
                 locked |= error.keys
                 left = [key for key in left if key not in locked]
@@ -190,9 +167,10 @@ class SqlObjects(SqlPart):
 
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         left = list(rows)
+        events = self._writer(row.key.bucket for row in rows)
         while left:
             try:
-                return self._write(_delete_unchanged, left, now_ms, until_ms)
+                return self._write(_delete_unchanged, left, now_ms, until_ms, events)
             except Locked as error:
                 left = [row for row in left if row.key not in error.keys]
         return []
@@ -306,34 +284,92 @@ def segments(connection: Connection, object_id: int, version: int) -> list[Segme
     ]
 
 
+def _set_attributes(connection: Connection, row: ObjectRow, attributes: bytes, events: EventWriter | None) -> bool:
+    found = connection.execute(LOCK_KEPT, OBJECT_IDS.dump([(row.object_id, row.version)])).first()
+    current = None if found is None else object_row(found)
+    if current is None or current.version != row.version or current.attributes not in (row.attributes, attributes):
+        return False
+    changed = by_primary(update(OBJECTS)).where(_O.object_id == row.object_id).values(attributes=attributes)
+    require_all(connection.execute(changed).rowcount, 1, "objects")
+    if events is not None:
+        events.changed(connection, replace(current, attributes=attributes))
+    return True
+
+
+def _delete(
+    connection: Connection,
+    key: ObjectKey,
+    now_ms: int,
+    until_ms: int | None,
+    condition: Condition | None,
+    events: EventWriter | None,
+) -> ObjectRow:
+    row = lock(connection, key)
+    if row is None:
+        raise NotFound(f"object {key} does not exist", key=key)
+    if condition is not None and (refusal := condition.refusal(key, row.tag, row.facts)) is not None:
+        raise refusal
+    if row.is_of_versions:
+        markers = make_noncurrent.hide(connection, [row], now_ms, until_ms, conditional=condition is not None)
+        if events is not None:
+            events.removed(connection, [marker_added(key, number) for key, number in markers.items()], now_ms)
+        return row
+    if until_ms is not None:
+        trash.put_into(connection, [row], now_ms, until_ms)
+    else:
+        release(connection, [row], now_ms)
+        require_all(connection.execute(_REMOVE, {"removed": row.object_id}).rowcount, 1, "objects")
+    if events is not None:
+        events.removed(connection, [plain_removal(row)], now_ms)
+    return row
+
+
 def _delete_many(
-    connection: Connection, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None
+    connection: Connection,
+    keys: Sequence[ObjectKey],
+    now_ms: int,
+    until_ms: int | None,
+    events: EventWriter | None,
 ) -> list[ObjectRow]:
     found = lock_listed(connection, set(keys))
     rows = [found[key] for key in dict.fromkeys(keys) if key in found]
-    _remove_locked(connection, rows, now_ms, until_ms, conditional=False)
+    _remove_locked(connection, rows, now_ms, until_ms, events, conditional=False)
     return rows
 
 
 def _delete_unchanged(
-    connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None
+    connection: Connection,
+    rows: Sequence[ObjectRow],
+    now_ms: int,
+    until_ms: int | None,
+    events: EventWriter | None,
 ) -> list[ObjectRow]:
     wanted = {row.key: (row.object_id, row.version, row.attributes) for row in rows}
     found = lock_listed(connection, set(wanted))
     left = [row for key, row in found.items() if wanted[key] == (row.object_id, row.version, row.attributes)]
-    _remove_locked(connection, left, now_ms, until_ms, conditional=True)
+    _remove_locked(connection, left, now_ms, until_ms, events, conditional=True)
     return left
 
 
 def _remove_locked(
-    connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None, *, conditional: bool
+    connection: Connection,
+    rows: Sequence[ObjectRow],
+    now_ms: int,
+    until_ms: int | None,
+    events: EventWriter | None,
+    *,
+    conditional: bool,
 ) -> None:
     of_versions = [row for row in rows if row.is_of_versions]
+    markers: dict[ObjectKey, int] = {}
     if of_versions:
-        make_noncurrent.hide(connection, of_versions, now_ms, until_ms, conditional=conditional)
+        markers = make_noncurrent.hide(connection, of_versions, now_ms, until_ms, conditional=conditional)
     plain = [row for row in rows if not row.is_of_versions] if of_versions else rows
     if plain:
         make_noncurrent.discard(connection, plain, now_ms, until_ms)
+    if events is not None:
+        removals = [marker_added(key, number) for key, number in markers.items()]
+        events.removed(connection, [*removals, *map(plain_removal, plain)], now_ms)
 
 
 def list_buckets(connection: Connection, after: str, limit: int) -> list[str]:

@@ -26,8 +26,8 @@ from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.blocks import landing_segments
 from nos_ec.adapters.sql.objects import locks, make_noncurrent, object_rows, tails, uploads, versions, waiting
+from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart
 from nos_ec.adapters.sql.objects.release_version import release
-from nos_ec.adapters.sql.tables.base import SqlPart
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
@@ -123,7 +123,7 @@ class _InTime:
     again: bool
 
 
-class SqlPuts(SqlPart):
+class SqlPuts(NotifyingPart):
     """`record_puts` of `Objects` of the port."""
 
     def record_puts(
@@ -132,9 +132,12 @@ class SqlPuts(SqlPart):
         if not objects:
             return []
         again, locked = False, frozenset[ObjectKey]()
+        events = self._writer((one.key.bucket for one in objects), refuses=False)
         while True:
             try:
-                return self._write_again(_record_puts, objects, now_ms, together=together, again=again, locked=locked)
+                return self._write_again(
+                    _record_puts, objects, now_ms, together=together, again=again, locked=locked, events=events
+                )
             except RecordedBefore:
                 again = True
             except Locked as error:
@@ -152,6 +155,7 @@ def _record_puts(
     together: bool = False,
     again: bool = False,
     locked: frozenset[ObjectKey] = frozenset(),
+    events: EventWriter | None = None,
 ) -> list[ObjectRow | NosError]:
     """Record PUTs, as `Objects.record_puts` of the port promises, and refuse those of the keys in `locked`. Unless
     `again` is set, this may raise RecordedBefore. It raises Locked if a version that would be overwritten is locked.
@@ -160,7 +164,7 @@ def _record_puts(
     in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
     answers: dict[int, ObjectRow | NosError] = {}
     for turn in _turns(new):
-        by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms, locked)
+        by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms, locked, events)
         answers |= {i: by_key[new[i].key] for i in turn}
     for answer in answers.values():
         if together and isinstance(answer, NosError):
@@ -221,7 +225,12 @@ def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
 
 
 def _record_turn(
-    connection: Connection, new: Sequence[NewObject], in_time: _InTime, now_ms: int, locked: frozenset[ObjectKey]
+    connection: Connection,
+    new: Sequence[NewObject],
+    in_time: _InTime,
+    now_ms: int,
+    locked: frozenset[ObjectKey],
+    events: EventWriter | None,
 ) -> dict[ObjectKey, ObjectRow | NosError]:
     keys = [one.key for one in new]
     current = object_rows.lock_listed(connection, keys)
@@ -239,8 +248,8 @@ def _record_turn(
     fresh = [with_null_version(one, current.get(one.key)) for one in new if one.key not in answered]
     over, added = _divide(fresh, current)
     release(connection, [current[one.key] for one in over], now_ms)
-    rows = _overwrite(connection, over, current, now_ms)
-    rows |= _insert_versions(connection, added, current, now_ms)
+    rows = _overwrite(connection, over, current, now_ms, events)
+    rows |= _insert_versions(connection, added, current, now_ms, events)
     _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
     _keep_copies(connection, [(one.landing_id, rows[one.key]) for one in fresh if not one.size], now_ms)
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
@@ -250,6 +259,8 @@ def _record_turn(
         if not in_time.again:
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
+    if events is not None:
+        events.stored(connection, [(rows[one.key], one.request.origin) for one in fresh], now_ms)
     return {**rows, **answered}
 
 
@@ -283,13 +294,17 @@ def _divide(
 
 
 def _insert_versions(
-    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+    connection: Connection,
+    new: Sequence[NewObject],
+    current: Mapping[ObjectKey, ObjectRow],
+    now_ms: int,
+    events: EventWriter | None,
 ) -> dict[ObjectKey, ObjectRow]:
     """Add rows for these objects. The current versions of their keys, which are locked, become noncurrent."""
     gone = [current[one.key] for one in new if one.key in current]
     make_noncurrent.retire(connection, gone)
     unlocked = [one.key for one in new if one.versioning is not None and one.key not in current]
-    newest = _highest(connection, new, current)
+    newest = _highest(connection, new, current, events)
     for row in gone:
         newest[row.key] = max(newest.get(row.key, 0), row.version)
     enabled = Versioning.ENABLED
@@ -304,14 +319,20 @@ def _insert_versions(
 
 
 def _highest(
-    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]
+    connection: Connection,
+    new: Sequence[NewObject],
+    current: Mapping[ObjectKey, ObjectRow],
+    events: EventWriter | None,
 ) -> dict[ObjectKey, int]:
-    """Return the greatest number, except the number of the current version, of each key that may have other versions.
-    New objects must have greater ones. A current version that was stored without versioning may be older than others.
-    """
+    """Return the greatest number, except the number of the current version, of each key that may have other versions,
+    or whose removals have raised a floor because its bucket has notifications. New objects must have greater ones. A
+    current version that was stored without versioning may be older than others."""
     known = {key for key, row in current.items() if row.is_of_versions}
     keys = [one.key for one in new if one.versioning or one.key in known]
-    return make_noncurrent.highest_numbers(connection, keys, [key for key in keys if key not in known]) if keys else {}
+    unsure = [key for key in keys if key not in known]
+    if events is not None:
+        keys += [one.key for one in new if not (one.versioning or one.key in known) and events.watches(one.key)]
+    return make_noncurrent.highest_numbers(connection, keys, unsure) if keys else {}
 
 
 def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -> dict[ObjectKey, NosError]:
@@ -397,12 +418,16 @@ def _next_version(new: NewObject, previous: int | None, now_ms: int) -> int:
 
 
 def _overwrite(
-    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+    connection: Connection,
+    new: Sequence[NewObject],
+    current: Mapping[ObjectKey, ObjectRow],
+    now_ms: int,
+    events: EventWriter | None,
 ) -> dict[ObjectKey, ObjectRow]:
     """Overwrite the rows of `current`, which are locked, with these objects. Return the new rows."""
     if not new:
         return {}
-    highest = _highest(connection, new, current)
+    highest = _highest(connection, new, current, events)
     numbers = {one.key: max(highest.get(one.key, 0), current[one.key].version) for one in new}
     versions = {one.key: _next_version(one, numbers[one.key], now_ms) for one in new}
     rows = [_landed(one, current[one.key].object_id, versions[one.key], now_ms) for one in new]

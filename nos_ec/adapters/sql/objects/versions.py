@@ -17,7 +17,7 @@ Changes to one key take effect one after the other, although a key without a cur
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -69,7 +69,8 @@ from nos_ec.adapters.sql.objects.make_noncurrent import (
     retire,
     stays,
 )
-from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes_again
+from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart, Removal
+from nos_ec.adapters.sql.tables.base import reads, writes_again
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
@@ -152,7 +153,7 @@ HOLDS_VERSION = (
 )
 
 
-class SqlVersions(SqlPart):
+class SqlVersions(NotifyingPart):
     """`Versions` of the port, and `undelete` of `Trash`."""
 
     @reads
@@ -197,9 +198,10 @@ class SqlVersions(SqlPart):
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
     ) -> list[VersionEntry | NosError | None]:
         locked: dict[int, Locked] = {}
+        events = self._writer(one.key.bucket for one in deletions)
         while deletions:
             try:
-                return self._write_again(delete_all, deletions, now_ms, until_ms, locked)
+                return self._write_again(delete_all, deletions, now_ms, until_ms, locked, events)
             except _LockedAt as refused:
                 locked[refused.index] = refused.error
         return []
@@ -292,6 +294,7 @@ def delete_all(
     now_ms: int,
     until_ms: int | None,
     locked: Mapping[int, Locked],
+    events: EventWriter | None = None,
 ) -> list[VersionEntry | NosError | None]:
     """Carry out these deletions, in their order, and return an answer for each: what was deleted, if anything, or why
     it was refused. Raises Overtaken, and _LockedAt if a lock was found after something was changed: then the
@@ -313,8 +316,20 @@ def delete_all(
             answers.append(refused.error)
         except Locked as error:
             raise _LockedAt(index, error) from error
+    if events is not None:
+        events.removed(connection, _removals(deletions, answers), now_ms)
     kill_point("metadata.delete_versions.before_commit")
     return answers
+
+
+def _removals(
+    deletions: Sequence[VersionDeletion], answers: Sequence[VersionEntry | NosError | None]
+) -> Iterator[Removal]:
+    """Yield what these deletions have removed, and the markers that they have added, in their order."""
+    for one, answer in zip(deletions, answers, strict=True):
+        if isinstance(answer, VersionEntry):
+            is_marker = isinstance(one, AddMarker)
+            yield Removal(answer.key, answer.version, is_null=answer.is_null, is_marker=is_marker)
 
 
 class _LockedAt(Exception):

@@ -40,6 +40,7 @@ from nos_ec.adapters.sql.tables.schema import (
     LANDING_DELETIONS,
     LANDING_SEGMENTS,
     OBJECTS,
+    OUTBOX,
     SEGMENTS,
     STORE_INFO,
     TRASHED_BYTES,
@@ -88,7 +89,17 @@ class SqlRebuilding(SqlPart):
 
     @writes
     def begin_rebuild(self, connection: Connection, state: str) -> None:
-        for table in (OBJECTS, BLOCKS, WAITING, LANDING_DELETIONS, LANDING_SEGMENTS, BUCKETS, ACCESS_KEYS, VERSIONS):
+        for table in (
+            OBJECTS,
+            BLOCKS,
+            WAITING,
+            LANDING_DELETIONS,
+            LANDING_SEGMENTS,
+            BUCKETS,
+            ACCESS_KEYS,
+            VERSIONS,
+            OUTBOX,
+        ):
             if connection.execute(select(exists().select_from(table))).scalar():
                 raise Conflict(
                     f"the database has rows in {table.name}, and no rebuild has begun in it: give an empty database"

@@ -62,6 +62,11 @@ from nos_ec.ports.metadata.uploads import UploadState
 ID_BYTES = 16
 TRASHED_BYTES = 20
 WRITER_BYTES_MAX = 255
+TOPIC_BYTES_MAX = 249
+"""The longest name of a topic in Kafka."""
+EVENT_BYTES_MAX = 8192
+"""A message has about 600 bytes, besides the name, of which each byte may be encoded as three, and the id of the
+configuration."""
 
 _MYSQL = ("mysql", "mariadb")
 _S = TypeVar("_S", bound=StrEnum)
@@ -464,6 +469,21 @@ VERSION_FLOORS = _table(
     Index("version_floors_by_version", "version"),
 )
 """The greatest number of a version, or delete marker, that was removed from a key in the last week (floors.py)."""
+
+OUTBOX = _table(
+    "outbox",
+    Column("event_id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("topic", Utf8(TOPIC_BYTES_MAX), nullable=False),
+    Column("slot", SmallInteger, nullable=False),
+    Column("message_key", Bytes(BUCKET_BYTES_MAX + 1 + NAME_BYTES_MAX), nullable=False),
+    _bigint("sequencer"),
+    _bigint("created_ms"),
+    Column("body", Bytes(EVENT_BYTES_MAX), nullable=False),
+    Index("outbox_by_queue", "topic", "slot", "event_id"),
+    sqlite_autoincrement=True,
+)
+"""Events of buckets with notifications that wait to be sent (objects/outbox.py, docs/adr/0059). `slot` is that of the
+bucket, as in `waiting`."""
 
 SURVIVAL = _table(
     "survival",

@@ -1,0 +1,57 @@
+"""The outbox: events of buckets with notifications, until producers have sent them (docs/adr/0059).
+
+An event is added in the transaction of the change that it tells about. Only a store with `send_events` adds events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxOptions:
+    """The outbox takes no more changes while it has `events_max` events. `region` is that of the messages."""
+
+    events_max: int
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEvent:
+    """An event that waits. `key` is the key of its message: events with equal keys must be sent in the order of
+    `Outbox.outbox_events`. `body` is the message (core.notifications.message)."""
+
+    event_id: int
+    key: bytes
+    sequencer: int
+    body: bytes
+
+
+class Outbox(Protocol):
+    """See the module docstring. Safe to call from several threads."""
+
+    def send_events(self, options: OutboxOptions) -> None:
+        """From now on, add events for the changes of buckets with notifications. Their configurations are cached for
+        CONFIGURATION_MS. While the outbox is full, methods that change objects of such buckets raise Transient."""
+
+    def require_event_room(self, buckets: Collection[str]) -> None:
+        """Raise Transient if one of these buckets has notifications and the outbox is full. Runs no statement for
+        buckets whose configurations are cached, while the outbox cannot be near its bound."""
+
+    def outbox_queues(self, slots: Collection[int]) -> list[tuple[str, int]]:
+        """Return each (topic, slot) that has events, for these slots. Runs one statement for each queue, and one more,
+        whatever their lengths."""
+
+    def outbox_events(self, topic: str, slot: int, limit: int) -> list[OutboxEvent]:
+        """Return the oldest events of a queue, so that the events of each key are in the order of their changes."""
+
+    def forget_events(self, event_ids: Sequence[int]) -> None:
+        """Remove events that were sent. Removing them again changes nothing."""
+
+    def outbox_size(self, limit: int) -> int:
+        """Return the number of events, or `limit` if there are more. Reads that many entries of an index."""
+
+    def oldest_event_ms(self) -> int | None:
+        """Return when the oldest event was added; None if there is none."""

@@ -1,0 +1,276 @@
+"""Notifications of buckets, from the request of a client to the topic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import unquote_plus
+
+import pytest
+
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.expiry import ExpiryRule
+from nos_ec.core.ids import ObjectKey
+from nos_producer.assemble import producer_service
+from nos_producer.notifications import FAILED_WAIT_MS_MAX, NotificationSender
+from nos_producer.slots import HeldSlots
+from tests.rig.fakes.clock import SetClock
+from tests.service.conftest import Bench
+from tests.service.s3.s3_gateway import Gateway, refused, serving
+
+SETTINGS = """
+[s3]
+port = 0
+notification_topics = "changes, gone"
+notification_events_max = 50
+"""
+ARN = "arn:aws:sns:::"
+EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:ObjectTagging:*", "s3:LifecycleExpiration:*"]
+
+
+@pytest.fixture
+def system(bench: Bench) -> Iterator[System]:
+    bench.config.write_text(bench.config.read_text() + SETTINGS)
+    with bench.open() as system:
+        yield system
+
+
+@pytest.fixture
+def gateway(system: System) -> Iterator[Gateway]:
+    with serving(system, system.settings.s3) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def ann(gateway: Gateway) -> Any:
+    client = gateway.client("ann")
+    client.create_bucket(Bucket="photos")
+    return client
+
+
+def configuration(
+    topic: str = "changes", events: Sequence[str] = EVENTS, entry_id: str = "one", **filters: str
+) -> dict[str, Any]:
+    """One entry of a configuration."""
+    rules = [{"Name": name, "Value": value} for name, value in filters.items()]
+    chosen = {"Filter": {"Key": {"FilterRules": rules}}} if rules else {}
+    return {"Id": entry_id, "TopicArn": ARN + topic, "Events": list(events), **chosen}
+
+
+def configure(client: Any, *entries: Mapping[str, Any], bucket: str = "photos") -> None:
+    """Set the notifications of a bucket."""
+    client.put_bucket_notification_configuration(
+        Bucket=bucket, NotificationConfiguration={"TopicConfigurations": list(entries)}
+    )
+
+
+def sent(bench: Bench, system: System, topic: str = "changes") -> list[dict[str, Any]]:
+    """Let a producer send everything, and return all records in the file of this topic."""
+    with producer_service(system) as producer:
+        producer.drain()
+    path = bench.folder / "store" / "notifications" / f"{topic}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record for line in lines for record in json.loads(line)["Records"]]
+
+
+def named(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(event, key) of these records."""
+    return [(one["eventName"], unquote_plus(one["s3"]["object"]["key"])) for one in records]
+
+
+def test_all_changes_arrive_in_their_order(bench: Bench, system: System, ann: Any) -> None:
+    configure(ann, configuration())
+    put = ann.put_object(Bucket="photos", Key="a b/ü", Body=b"12345")
+    ann.copy_object(Bucket="photos", Key="copy", CopySource="photos/a b/ü")
+    tags = {"TagSet": [{"Key": "k", "Value": "v"}]}
+    ann.put_object_tagging(Bucket="photos", Key="copy", Tagging=tags)
+    ann.delete_object_tagging(Bucket="photos", Key="copy")
+    upload = ann.create_multipart_upload(Bucket="photos", Key="parts")["UploadId"]
+    part = ann.upload_part(Bucket="photos", Key="parts", UploadId=upload, PartNumber=1, Body=b"x")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    done = ann.complete_multipart_upload(Bucket="photos", Key="parts", UploadId=upload, MultipartUpload=parts)
+    ann.put_object(Bucket="photos", Key="large", Body=bytes(300_000))
+    ann.delete_object(Bucket="photos", Key="a b/ü")
+    ann.delete_objects(Bucket="photos", Delete={"Objects": [{"Key": "copy"}, {"Key": "parts"}]})
+    records = sent(bench, system)
+    assert named(records)[:7] == [
+        ("ObjectCreated:Put", "a b/ü"),
+        ("ObjectCreated:Copy", "copy"),
+        ("ObjectTagging:Put", "copy"),
+        ("ObjectTagging:Delete", "copy"),
+        ("ObjectCreated:CompleteMultipartUpload", "parts"),
+        ("ObjectCreated:Put", "large"),
+        ("ObjectRemoved:Delete", "a b/ü"),
+    ]
+    assert sorted(named(records)[7:]) == [("ObjectRemoved:Delete", "copy"), ("ObjectRemoved:Delete", "parts")]
+    first = records[0]
+    assert first["s3"]["object"]["eTag"] == put["ETag"].strip('"')
+    assert first["s3"]["object"]["size"] == 5
+    assert first["userIdentity"] == {"principalId": "ann"}
+    assert first["requestParameters"] == {"sourceIPAddress": "127.0.0.1"}
+    assert first["responseElements"]["x-amz-request-id"] == put["ResponseMetadata"]["RequestId"]
+    assert records[4]["s3"]["object"]["eTag"] == done["ETag"].strip('"')
+    assert records[4]["s3"]["object"]["size"] == 1
+    assert records[5]["s3"]["object"]["size"] == 300_000
+    assert system.metadata.outbox_size(10) == 0
+
+
+def test_versions_have_their_ids(bench: Bench, system: System, ann: Any) -> None:
+    ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+    configure(ann, configuration())
+    version = ann.put_object(Bucket="photos", Key="k", Body=b"1")["VersionId"]
+    marker = ann.delete_object(Bucket="photos", Key="k")["VersionId"]
+    ann.delete_object(Bucket="photos", Key="k", VersionId=version)
+    records = sent(bench, system)
+    assert [(one["eventName"], one["s3"]["object"]["versionId"]) for one in records] == [
+        ("ObjectCreated:Put", version),
+        ("ObjectRemoved:DeleteMarkerCreated", marker),
+        ("ObjectRemoved:Delete", version),
+    ]
+
+
+def test_filters_and_topics(bench: Bench, system: System, ann: Any) -> None:
+    configure(
+        ann,
+        configuration(prefix="in/", suffix=".png", entry_id="1"),
+        configuration("gone", ["s3:ObjectRemoved:Delete"], prefix="out/", entry_id="2"),
+    )
+    for key in ("in/a.png", "in/a.gif", "out/b.png"):
+        ann.put_object(Bucket="photos", Key=key, Body=b"1")
+    ann.delete_object(Bucket="photos", Key="out/b.png")
+    assert named(sent(bench, system)) == [("ObjectCreated:Put", "in/a.png")]
+    assert named(sent(bench, system, "gone")) == [("ObjectRemoved:Delete", "out/b.png")]
+
+
+def test_expired_objects(bench: Bench, system: System, ann: Any) -> None:
+    configure(ann, configuration())
+    ann.put_object(Bucket="photos", Key="old", Body=b"1")
+    system.clock = SetClock(system.clock.now_ms() + 10 * 86_400_000)
+    walk = system.worker.lifecycle_walk()
+    walk.walk_bucket("photos", [ExpiryRule("all", days=1)])
+    found = sent(bench, system)
+    assert named(found) == [("ObjectCreated:Put", "old"), ("LifecycleExpiration:Delete", "old")]
+    assert found[1]["userIdentity"] == {"principalId": "nos_ec"}
+
+
+def test_the_library_sends_too(bench: Bench, system: System, ann: Any) -> None:
+    configure(ann, configuration())
+    bench.put(system, "k", b"1", bucket="photos")
+    bench.delete(system, ObjectKey("photos", "k"))
+    assert named(sent(bench, system)) == [("ObjectCreated:Put", "k"), ("ObjectRemoved:Delete", "k")]
+
+
+def test_a_configuration_comes_back_and_can_be_removed(bench: Bench, system: System, ann: Any) -> None:
+    entry = configuration(prefix="in/")
+    queue: dict[str, Any] = {"Id": "q", "QueueArn": "arn:aws:sqs:here:12:gone", "Events": ["s3:ObjectRemoved:*"]}
+    queue["Filter"] = {"Key": {"FilterRules": [{"Name": "prefix", "Value": "x&y"}]}}
+    wanted = {"TopicConfigurations": [entry], "QueueConfigurations": [queue]}
+    ann.put_bucket_notification_configuration(Bucket="photos", NotificationConfiguration=wanted)
+    found = ann.get_bucket_notification_configuration(Bucket="photos")
+    assert {name: found[name] for name in wanted} == wanted
+    configure(ann)
+    assert "TopicConfigurations" not in ann.get_bucket_notification_configuration(Bucket="photos")
+    ann.put_object(Bucket="photos", Key="in/k", Body=b"1")
+    assert sent(bench, system) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "code", "status"),
+    [
+        ([configuration("another")], "InvalidArgument", 400),
+        ([configuration(events=["s3:ObjectRestore:Post"])], "InvalidArgument", 400),
+        ([{**configuration(), "TopicArn": "changes"}], "InvalidArgument", 400),
+        ([configuration(), configuration()], "InvalidArgument", 400),
+        ([configuration(), configuration(entry_id="two", prefix="a")], "InvalidArgument", 400),
+        ([configuration(Middle="a")], "InvalidArgument", 400),
+    ],
+    ids=["topic", "event", "arn", "id", "overlap", "filter"],
+)
+def test_wrong_configurations(gateway: Gateway, ann: Any, entries: list[Any], code: str, status: int) -> None:
+    refused(
+        code,
+        status,
+        ann.put_bucket_notification_configuration,
+        Bucket="photos",
+        NotificationConfiguration={"TopicConfigurations": entries},
+    )
+    bob = gateway.client("bob").put_bucket_notification_configuration
+    refused("AccessDenied", 403, bob, Bucket="photos", NotificationConfiguration={})
+
+
+def test_a_full_outbox_answers_503_and_other_buckets_go_on(bench: Bench, system: System, ann: Any) -> None:
+    ann.create_bucket(Bucket="quiet")
+    configure(ann, configuration())
+    for number in range(50):
+        ann.put_object(Bucket="photos", Key=f"{number}", Body=b"1")
+    system.metadata._events._next_look_s = 0.0  # type: ignore[attr-defined]
+    refused("ServiceUnavailable", 503, ann.put_object, Bucket="photos", Key="more", Body=b"1")
+    refused("ServiceUnavailable", 503, ann.delete_object, Bucket="photos", Key="1")
+    ann.put_object(Bucket="quiet", Key="k", Body=b"1")
+    assert ann.get_object(Bucket="photos", Key="1")["Body"].read() == b"1"
+    assert len(sent(bench, system)) == 50
+    system.metadata._events._next_look_s = 0.0  # type: ignore[attr-defined]
+    ann.put_object(Bucket="photos", Key="more", Body=b"1")
+    assert named(sent(bench, system))[50:] == [("ObjectCreated:Put", "more")]
+
+
+class Topics:
+    """Topics, of which some fail, and some take all but the messages of some keys."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, str, str]] = []
+        self.failing: set[str] = set()
+        self.refused: set[bytes] = set()
+
+    def publish_to(self, topic: str, messages: Sequence[tuple[bytes, bytes]]) -> Mapping[int, NosError]:
+        if topic in self.failing:
+            return dict.fromkeys(range(len(messages)), Transient("no such topic"))
+        failures: dict[int, NosError] = {}
+        for index, (key, value) in enumerate(messages):
+            if key in self.refused and not any(messages[before][0] == key for before in failures):
+                failures[index] = Transient("refused")
+            else:
+                record = json.loads(value)["Records"][0]
+                self.taken.append((topic, key.decode(), record["eventName"]))
+        return failures
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_topic_that_fails_waits_and_stops_no_other(system: System, ann: Any) -> None:
+    configure(
+        ann,
+        configuration(events=["s3:ObjectCreated:*"], entry_id="1"),
+        configuration("gone", ["s3:ObjectRemoved:*"], "2"),
+    )
+    for key in "ab":
+        ann.put_object(Bucket="photos", Key=key, Body=b"1")
+        ann.delete_object(Bucket="photos", Key=key)
+        ann.put_object(Bucket="photos", Key=key, Body=b"1")
+    topics, clock = Topics(), SetClock(system.clock.now_ms())
+    topics.failing = {"changes"}
+    held = HeldSlots(system.metadata, clock, 10**9, None)
+    with ExitStack() as stack:
+        stack.callback(held.release)
+        held.keep()
+        sender = NotificationSender(system.metadata, topics, clock, held, 50)
+        assert sender.drain() == 2
+        assert {topic for topic, _, _ in topics.taken} == {"gone"}
+        assert (sender.counters.sent, sender.counters.failures, sender.counters.waiting) == (2, 1, 4)
+        assert sender.turn() == 0
+        assert sender.counters.failures == 1, "it must wait"
+        topics.failing, topics.taken = set(), []
+        topics.refused = {b"photos/a"}
+        clock.advance(FAILED_WAIT_MS_MAX)
+        assert sender.turn() == 2
+        # The second event of `a` has arrived; it is sent again, after the first.
+        assert [key for _, key, _ in topics.taken] == ["photos/a", "photos/b", "photos/b"]
+        topics.refused, topics.taken = set(), []
+        clock.advance(FAILED_WAIT_MS_MAX)
+        assert sender.drain() == 2
+        assert [key for _, key, _ in topics.taken] == ["photos/a", "photos/a"]
+        assert system.metadata.outbox_size(10) == 0
