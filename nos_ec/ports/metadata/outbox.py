@@ -41,8 +41,8 @@ class Outbox(Protocol):
         buckets whose configurations are cached, while the outbox cannot be near its bound."""
 
     def outbox_queues(self, slots: Collection[int]) -> list[tuple[str, int]]:
-        """Return each (topic, slot) that has events, for these slots. Runs one statement for each queue, and one more,
-        whatever their lengths."""
+        """Return each (topic, slot) that has events, for these slots. Runs one statement for each queue, one for
+        each topic, and one more, whatever their lengths."""
 
     def outbox_events(self, topic: str, slot: int, limit: int) -> list[OutboxEvent]:
         """Return the oldest events of a queue, so that the events of each key are in the order of their changes."""

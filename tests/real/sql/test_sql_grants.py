@@ -31,6 +31,8 @@ from nos_ec.core.conditions import ABSENT
 from nos_ec.core.errors import ConfigError, PreconditionFailed
 from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, new_segment_id, record_id
+from nos_ec.core.notifications.configuration import Notification, encode
+from nos_ec.core.notifications.origin import LIFECYCLE, Origin, caused_by
 from nos_ec.core.packing.lifetimes import OTHERS, Counts
 from nos_ec.core.publishing.slots import member_lease
 from nos_ec.core.states import BlockKind
@@ -303,6 +305,22 @@ def expire(front: System, system: System) -> None:
     assert metadata.forget_floors(now_ms + 2 * FLOOR_MS, 9) > 0
 
 
+def notify(front: System, gc: System, producer: System) -> None:
+    """What they do with a bucket that has notifications: it changes and expires, and its events are sent."""
+    now_ms, told = front.clock.now_ms(), ObjectKey("told", "k")
+    document = encode([Notification("all", "changes", ("s3:ObjectCreated:*", "s3:LifecycleExpiration:*"))])
+    assert front.metadata.create_bucket("told", "ann", CannedAcl.PRIVATE, now_ms)
+    assert front.metadata.set_bucket_document("told", DocumentKind.NOTIFICATION, document, now_ms)
+    row = front.client.store().put(told, BytesIO(b"1"))
+    with caused_by(Origin(LIFECYCLE)):
+        assert gc.metadata.delete_unchanged([row], now_ms) == [row]
+    assert producer.metadata.outbox_size(9) == 2
+    with producer_service(producer) as service:
+        service.drain()
+        assert service.notifications is not None
+        assert service.notifications.counters.sent == 2
+
+
 def learn(front: System, system: System) -> None:
     """What a gateway and a daemon count of lifetimes, when a bucket is folded."""
     metadata, now_ms = system.metadata, system.clock.now_ms()
@@ -379,6 +397,7 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
     for role in ("producer", "consumer", "gc"):
         keep_totals(systems[role])
     change(systems["front"], systems["gc"], systems["operator"])
+    notify(systems["front"], systems["gc"], systems["producer"])
     for role in ("reader", "api", "console", "operator"):
         look(systems[role])
     any_system = systems["reader"]

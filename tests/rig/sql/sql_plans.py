@@ -36,13 +36,24 @@ from nos_ec.ports.metadata import (
     Metadata,
     NewObject,
     ObjectRow,
+    OutboxOptions,
     TrashMark,
 )
+from tests.contract.suites.metadata_outbox_contract import watch
 from tests.contract.suites.metadata_segment_contract import SegmentBench, copy_of
 from tests.contract.suites.metadata_tail_contract import tail_of
 from tests.rig.fakes.metadata_bench import MetadataBench, asking, pack_request
 
-HOT_TABLES = {"versions", "version_floors", "objects", "waiting", "segments", "blocks", "landing_deletions"}
+HOT_TABLES = {
+    "versions",
+    "version_floors",
+    "objects",
+    "waiting",
+    "segments",
+    "blocks",
+    "landing_deletions",
+    "outbox",
+}
 OBJECTS = 3000
 NONCURRENT = 10_000
 BLOCKS = 60
@@ -159,6 +170,39 @@ class SqlPlans:
                     for line in scans(connection, *one)
                 ]
             assert found == [], f"{name}: {found} {statements}"
+
+    def test_the_outbox_is_read_by_its_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """Also that of other buckets: a bucket without notifications adds no statement but the one of its look-up."""
+        watch(bench, events_max=10**6)
+        bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
+        _analyze(self.server(metadata))
+        (queue,) = metadata.outbox_queues(ALL_SLOTS)
+        sent = [one.event_id for one in metadata.outbox_events(*queue, 100)]
+        metadata.send_events(OutboxOptions(10**6, "here"))
+        with caught(metadata) as statements:
+            metadata.require_event_room(["bucket"])
+            metadata.outbox_queues(ALL_SLOTS)
+            metadata.outbox_events(*queue, 100)
+            metadata.oldest_event_ms()
+            metadata.forget_events(sent)
+        asked = [one for one in statements if "outbox" in one[0] or "bucket_documents" in one[0]]
+        assert len(asked) == 3 + 3 + 1 + 1 + 1, "servers add the look whether they may be trusted"
+        with self.server(metadata).connect() as connection:
+            for one in asked:
+                if connection.dialect.name == "sqlite" or not one[0].startswith("SELECT"):
+                    assert scans(connection, *one) == []
+                    continue
+                # MySQL says that it reads the whole index, although it stops after as many entries as are asked for.
+                before = _rows_read(connection)
+                found = len(connection.exec_driver_sql(*one).all())
+                assert _rows_read(connection) - before <= 10 * (found + 1), one
+        metadata.require_event_room(["other"])
+        with caught(metadata) as watched:
+            bench.record([bench.new("k", bucket="other")])
+        metadata._events = None
+        with caught(metadata) as plain:
+            bench.record([bench.new("l", bucket="other")])
+        assert [one for one, _ in watched] == [one for one, _ in plain]
 
     def test_pages_of_all_blocks_are_not_sorted(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """In a large store each page would sort what is left of the table."""

@@ -36,6 +36,8 @@ reserve_bytes = 0
 mode = "store"
 [log]
 partitions = 3
+[s3]
+notification_topics = "changes"
 """
 
 TableRights = dict[str, dict[str, frozenset[str]]]

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock as ThreadLock
 
-from sqlalchemy import BigInteger, Connection, SmallInteger, and_, bindparam, delete, func, insert, or_, select
+from sqlalchemy import BigInteger, Connection, SmallInteger, and_, bindparam, delete, func, insert, select
 
 from nos_ec.adapters.sql.objects import floors
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
@@ -46,15 +46,11 @@ _OF_QUEUE = (
     _E.topic == bindparam("topic", type_=_E.topic.type),
     _E.slot == bindparam("slot", type_=SmallInteger),
 )
-NEXT_QUEUE = (
-    by_index(select(_E.topic, _E.slot), OUTBOX, "outbox_by_queue")
-    .where(
-        _E.topic >= bindparam("topic", type_=_E.topic.type),
-        or_(_E.topic > bindparam("topic", type_=_E.topic.type), _E.slot > bindparam("slot", type_=SmallInteger)),
-    )
-    .order_by(_E.topic, _E.slot)
-    .limit(1)
+_QUEUES = by_index(select(_E.topic, _E.slot), OUTBOX, "outbox_by_queue").order_by(_E.topic, _E.slot).limit(1)
+NEXT_SLOT = _QUEUES.where(
+    _E.topic == bindparam("topic", type_=_E.topic.type), _E.slot > bindparam("slot", type_=SmallInteger)
 )
+NEXT_TOPIC = _QUEUES.where(_E.topic > bindparam("topic", type_=_E.topic.type))
 PAGE = (
     by_index(select(_E.event_id, _E.message_key, _E.sequencer, _E.body), OUTBOX, "outbox_by_queue")
     .where(*_OF_QUEUE)
@@ -63,7 +59,7 @@ PAGE = (
 )
 LEAST = select(func.min(_E.event_id))
 GREATEST = select(func.max(_E.event_id))
-OLDEST = select(_E.created_ms).order_by(_E.event_id).limit(1)
+OLDEST = select(_E.created_ms).where(_E.event_id == LEAST.scalar_subquery())
 _FORGET = delete(OUTBOX).where(_E.event_id == bindparam("sent", type_=BigInteger))
 _CONFIGURATION = select(_D.body).where(
     and_(_D.bucket == bindparam("bucket", type_=_D.bucket.type), _D.kind == DocumentKind.NOTIFICATION)
@@ -296,11 +292,14 @@ class SqlOutbox(NotifyingPart):
     @reads
     def outbox_queues(self, connection: Connection, slots: Collection[int]) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
-        topic, slot = "", -1
-        while (row := connection.execute(NEXT_QUEUE, {"topic": topic, "slot": slot}).first()) is not None:
+        row = connection.execute(NEXT_TOPIC, {"topic": ""}).first()
+        while row is not None:
             topic, slot = row
             if slot in slots:
                 found.append((topic, slot))
+            row = connection.execute(NEXT_SLOT, {"topic": topic, "slot": slot}).first()
+            if row is None:
+                row = connection.execute(NEXT_TOPIC, {"topic": topic}).first()
         return found
 
     @reads
