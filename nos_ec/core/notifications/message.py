@@ -58,6 +58,13 @@ def encode_event(event: ObjectEvent, configuration_id: str, region: str, origin:
     return json.dumps({"Records": [record]}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def encode_gap(bucket: str, configuration_id: str, at_ms: int) -> bytes:
+    """Return the message which says that events of this bucket may be missing, so that its objects must be listed
+    again. Like the `s3:TestEvent` of S3, it has no Records."""
+    gap = {"Service": SERVICE, "Event": "nos_ec:Gap", "Time": _time(at_ms), "Bucket": bucket}
+    return json.dumps(gap | {"ConfigurationId": configuration_id}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _time(at_ms: int) -> str:
     moment = datetime.fromtimestamp(at_ms / 1000, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at_ms % 1000:03d}Z"

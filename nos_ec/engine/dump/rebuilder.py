@@ -197,6 +197,8 @@ class Rebuilder:
         kill_point("rebuild.uploads_settled")
         self.figures.access_records = bucket_rows.load_records(self._stores, self._source, self._now_ms)
         kill_point("rebuild.access_loaded")
+        self._metadata.add_gaps(self._now_ms)  # events that waited are not in dumps
+        kill_point("rebuild.gaps_added")
         stripe_size, blocks = self._blocks.geometry.stripe_size, self.figures.blocks
         count_blocks(
             self._metadata, self._unread, stripe_size, self._now_ms, lambda done: self._tick("counters", done, blocks)

@@ -50,6 +50,10 @@ class Outbox(Protocol):
     def forget_events(self, event_ids: Sequence[int]) -> None:
         """Remove events that were sent. Removing them again changes nothing."""
 
+    def add_gaps(self, now_ms: int) -> int:
+        """Add an event to each configuration of each bucket, which tells its readers that events may be missing
+        (core.notifications.message). Returns how many. Called again, it adds them again."""
+
     def outbox_size(self, limit: int) -> int:
         """Return the number of events, or `limit` if there are more. Reads that many entries of an index."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from nos_ec.core.errors import NotFound, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.notifications.configuration import Notification, encode
+from nos_ec.core.notifications.configuration import REMOVED, Notification, encode
 from nos_ec.core.notifications.origin import LIFECYCLE, Origin, caused_by
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.versions import as_version
@@ -221,6 +221,24 @@ class OutboxContract:
             bench.metadata.forget_events([one.event_id for one in page])
             assert [one.key for one in bench.metadata.outbox_events(*queue, 2)] == [b"bucket/c"]
         assert bench.metadata.outbox_size(10) == 1
+
+    def test_each_configuration_is_told_of_a_gap(self, bench: MetadataBench) -> None:
+        watch(bench, Notification("1", "created", ("s3:ObjectCreated:*",)), Notification("2", "gone", REMOVED))
+        bench.metadata.create_bucket("another", "ann", CannedAcl.PRIVATE, bench.now_ms)
+        bench.metadata.set_bucket_document("another", DocumentKind.NOTIFICATION, encode([ALL]), bench.now_ms)
+        bench.metadata.set_bucket_document("another", DocumentKind.TAGS, b"tags", bench.now_ms)
+        assert bench.metadata.add_gaps(bench.now_ms) == 3
+        queues = bench.metadata.outbox_queues(ALL_SLOTS)
+        found = [
+            (topic, json.loads(one.body))
+            for topic, slot in queues
+            for one in bench.metadata.outbox_events(topic, slot, 9)
+        ]
+        assert [(topic, one["Event"], one["Bucket"], one["ConfigurationId"]) for topic, one in found] == [
+            ("changes", "nos_ec:Gap", "another", "all"),
+            ("created", "nos_ec:Gap", BUCKET, "1"),
+            ("gone", "nos_ec:Gap", BUCKET, "2"),
+        ]
 
     def test_a_full_outbox_refuses_changes_of_buckets_with_notifications_only(self, bench: MetadataBench) -> None:
         watch(bench, events_max=2)

@@ -23,6 +23,8 @@ from nos_ec.core.findings import FindingKind
 from nos_ec.core.formats.copy_label import CopyLabel, encode_label
 from nos_ec.core.formats.dump_format import DumpHead, DumpPage, decode_page, dump_frames
 from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
+from nos_ec.core.notifications.configuration import Notification, encode
+from nos_ec.core.publishing.slots import ALL_SLOTS
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import access_records, bucket_rows, rebuilder, rows
@@ -395,6 +397,8 @@ def test_buckets_and_access_keys_come_back(bench: Bench, cli: Cli) -> None:
         for name in ("one", "two", "gone"):
             assert metadata.create_bucket(name, "ann", CannedAcl.PUBLIC_READ, 5)
         metadata.set_bucket_document("one", DocumentKind.TAGS, b"tags", 5)
+        told = Notification("all", "changes", ("s3:ObjectCreated:*",))
+        metadata.set_bucket_document("two", DocumentKind.NOTIFICATION, encode([told]), 5)
         metadata.grant("two", "bob", Rights.READ | Rights.LIST, 5)
         metadata.delete_bucket("gone", 6)
         metadata.add_access_key(key)
@@ -407,6 +411,10 @@ def test_buckets_and_access_keys_come_back(bench: Bench, cli: Cli) -> None:
     with bench.open() as system:
         assert system.metadata.bucket_records("", 9) == records
         assert system.metadata.access_keys("", 9) == [key]
+        (queue,) = system.metadata.outbox_queues(ALL_SLOTS)
+        (gap,) = system.metadata.outbox_events(*queue, 9)
+        assert (queue[0], gap.key) == ("changes", b"two/")
+        assert b"nos_ec:Gap" in gap.body
         bench.assert_readable(system)
 
 

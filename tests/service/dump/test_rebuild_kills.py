@@ -50,6 +50,7 @@ METADATA_REBUILD_POINTS = [
     "rebuild.locks_applied",
     "rebuild.uploads_settled",
     "rebuild.access_loaded",
+    "rebuild.gaps_added",
     "rebuild.counted",
     "rebuild.finished",
 ]

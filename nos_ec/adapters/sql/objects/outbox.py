@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock as ThreadLock
+from typing import Any
 
 from sqlalchemy import BigInteger, Connection, SmallInteger, and_, bindparam, delete, func, insert, select
 
@@ -27,7 +28,7 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.notifications.configuration import Notification, decode
-from nos_ec.core.notifications.message import ObjectEvent, encode_event
+from nos_ec.core.notifications.message import ObjectEvent, encode_event, encode_gap
 from nos_ec.core.notifications.origin import LIFECYCLE, Origin, current_origin
 from nos_ec.core.publishing.slots import bucket_slot
 from nos_ec.core.tails import hidden_prefix
@@ -38,6 +39,7 @@ CONFIGURATION_MS = 10_000
 """How long a process uses the notification configuration of a bucket before it reads it again."""
 _BUCKETS_MAX = 10_000
 """Buckets whose configurations are cached."""
+_GAPS_AT_A_TIME = 50
 _NEAR_PERCENT = 80
 """From this share of its bound on, the outbox is counted, at most every CONFIGURATION_MS."""
 
@@ -63,6 +65,13 @@ OLDEST = select(_E.created_ms).where(_E.event_id == LEAST.scalar_subquery())
 _FORGET = delete(OUTBOX).where(_E.event_id == bindparam("sent", type_=BigInteger))
 _CONFIGURATION = select(_D.body).where(
     and_(_D.bucket == bindparam("bucket", type_=_D.bucket.type), _D.kind == DocumentKind.NOTIFICATION)
+)
+
+CONFIGURATIONS = (
+    select(_D.bucket, _D.body)
+    .where(_D.bucket > bindparam("after", type_=_D.bucket.type), _D.kind == DocumentKind.NOTIFICATION)
+    .order_by(_D.bucket)
+    .limit(_GAPS_AT_A_TIME)
 )
 
 
@@ -150,20 +159,20 @@ class EventWriter:
 
     def _add(self, connection: Connection, events: Iterable[tuple[ObjectEvent, Origin]], now_ms: int) -> None:
         rows = [
-            {
-                "topic": one.topic,
-                "slot": bucket_slot(event.key.bucket),
-                "message_key": f"{event.key.bucket}/{event.key.name}".encode(),
-                "sequencer": event.sequencer,
-                "created_ms": now_ms,
-                "body": encode_event(event, one.id, self._region, origin),
-            }
+            _row(
+                one.topic,
+                event.key.bucket,
+                f"{event.key.bucket}/{event.key.name}".encode(),
+                event.sequencer,
+                now_ms,
+                encode_event(event, one.id, self._region, origin),
+            )
             for event, origin in events
             for one in self._watched[event.key.bucket]
             if one.wants(event.name, event.key.name)
         ]
         if rows:
-            connection.execute(insert(OUTBOX), rows)
+            _add_rows(connection, rows)
             kill_point("metadata.events_added.before_commit")
 
 
@@ -311,6 +320,20 @@ class SqlOutbox(NotifyingPart):
         if event_ids:
             self._write(_forget_events, event_ids)
 
+    def add_gaps(self, now_ms: int) -> int:
+        added, after = 0, ""
+        while page := self._read(_configurations, after):
+            after = page[-1][0]
+            rows = [
+                _row(one.topic, bucket, f"{bucket}/".encode(), 0, now_ms, encode_gap(bucket, one.id, now_ms))
+                for bucket, notifications in page
+                for one in notifications
+            ]
+            if rows:
+                self._write(_add_rows, rows)
+            added += len(rows)
+        return added
+
     @reads
     def outbox_size(self, connection: Connection, limit: int) -> int:
         return count(connection, limit)
@@ -319,6 +342,25 @@ class SqlOutbox(NotifyingPart):
     def oldest_event_ms(self, connection: Connection) -> int | None:
         found: int | None = connection.execute(OLDEST).scalar()
         return found
+
+
+def _configurations(connection: Connection, after: str) -> list[tuple[str, tuple[Notification, ...]]]:
+    return [(bucket, decode(body)) for bucket, body in connection.execute(CONFIGURATIONS, {"after": after})]
+
+
+def _add_rows(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    connection.execute(insert(OUTBOX), list(rows))
+
+
+def _row(topic: str, bucket: str, key: bytes, sequencer: int, now_ms: int, body: bytes) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "slot": bucket_slot(bucket),
+        "message_key": key,
+        "sequencer": sequencer,
+        "created_ms": now_ms,
+        "body": body,
+    }
 
 
 def _forget_events(connection: Connection, event_ids: Sequence[int]) -> None:
