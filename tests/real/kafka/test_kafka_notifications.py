@@ -109,7 +109,7 @@ def read_all(servers: str, topic: str) -> list[tuple[int, str, str, str]]:
 
 
 def test_nothing_is_lost_while_the_broker_is_away(system: System, kafka: DevServer, topic: str) -> None:
-    """Changes go on meanwhile. The events of a key have one partition, and are in the order of its changes."""
+    """Changes continue meanwhile. The events of a key have one partition, and are in the order of its changes."""
     stop = Event()
     with producer_service(system) as producer:
         running = Thread(target=producer.run, args=(stop,))

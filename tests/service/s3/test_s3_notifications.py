@@ -20,6 +20,7 @@ from nos_producer.slots import HeldSlots
 from tests.rig.fakes.clock import SetClock
 from tests.service.conftest import Bench
 from tests.service.s3.s3_gateway import Gateway, refused, serving
+from tests.service.s3.test_s3_forms import Poster
 
 SETTINGS = """
 [s3]
@@ -116,6 +117,36 @@ def test_all_changes_arrive_in_their_order(bench: Bench, system: System, ann: An
     assert records[4]["s3"]["object"]["size"] == 1
     assert records[5]["s3"]["object"]["size"] == 300_000
     assert system.metadata.outbox_size(10) == 0
+
+
+def test_forms_and_copies_of_an_object_to_itself(bench: Bench, system: System, gateway: Gateway, ann: Any) -> None:
+    configure(ann, configuration())
+    poster = Poster(gateway)
+    assert poster.post(poster.fields())[0] == 204
+    ann.copy_object(Bucket="photos", Key="k", CopySource="photos/k", MetadataDirective="REPLACE", Metadata={"a": "b"})
+    found = sent(bench, system)
+    assert named(found) == [("ObjectCreated:Post", "k"), ("ObjectCreated:Copy", "k")]
+    assert [one["userIdentity"] for one in found] == [{"principalId": "ann"}] * 2
+    ann.put_bucket_acl(Bucket="photos", ACL="public-read-write")
+    gateway.raw("PUT", "/photos/open", b"x")
+    assert sent(bench, system)[2]["userIdentity"] == {"principalId": "Anonymous"}
+
+
+def test_parts_of_an_upload_may_be_stored_while_the_outbox_is_full(bench: Bench, system: System, ann: Any) -> None:
+    """They cause no events; to complete the upload would."""
+    configure(ann, configuration())
+    upload = ann.create_multipart_upload(Bucket="photos", Key="parts")["UploadId"]
+    for number in range(50):
+        ann.put_object(Bucket="photos", Key=f"{number}", Body=b"1")
+    system.metadata._events._next_look_s = 0.0  # type: ignore[attr-defined]
+    part = ann.upload_part(Bucket="photos", Key="parts", UploadId=upload, PartNumber=1, Body=b"x")
+    wanted = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    named_upload = {"Bucket": "photos", "Key": "parts", "UploadId": upload, "MultipartUpload": wanted}
+    refused("ServiceUnavailable", 503, ann.complete_multipart_upload, **named_upload)
+    sent(bench, system)
+    system.metadata._events._next_look_s = 0.0  # type: ignore[attr-defined]
+    ann.complete_multipart_upload(**named_upload)
+    assert named(sent(bench, system))[50:] == [("ObjectCreated:CompleteMultipartUpload", "parts")]
 
 
 def test_versions_have_their_ids(bench: Bench, system: System, ann: Any) -> None:
