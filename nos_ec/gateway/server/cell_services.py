@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from nos_ec.composition.cells import Cells
@@ -50,18 +50,21 @@ class CellServices:
         self._settings = settings
         self._timer = timer
         self._of: Mapping[str, _Cell] = {name: _Cell(name) for name in cells.names()}
+        self._domains = settings.domain_names
         self._requests_max = max(1, settings.threads // 2)
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
         """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
         bucket, cell = None, self._of[self._cells.directory_cell]
         try:
-            with suppress(S3Error):  # the service answers with the same error
-                bucket, _ = addressed(request.raw_path, request.header("host"), self._settings.domain_names)
+            bucket = self._bucket_of(request)
             if bucket is not None:
                 cell = self._cell_of(request, bucket)
-            with self._taking_part(cell):
-                reply = self._service(cell).answer(request, source, record)
+            self._begin(cell)
+            try:
+                reply = (cell.service or self._service(cell)).answer(request, source, record)
+            finally:
+                self._end(cell)
         except BodyWanted:
             raise
         except Exception as error:
@@ -108,8 +111,15 @@ class CellServices:
         home = self._cells.home(bucket) or self._cells.directory_cell
         return self._service(self._named(home, bucket)).objects
 
-    @contextmanager
-    def _taking_part(self, cell: _Cell) -> Iterator[None]:
+    def _bucket_of(self, request: Request) -> str | None:
+        """Return the bucket that a request is about. Errors are left to the service, which finds them again."""
+        if not self._domains and request.raw_path.startswith(b"/") and b"%" not in request.raw_path:
+            return request.raw_path[1:].partition(b"/")[0].decode("latin-1") or None  # what `addressed` would find
+        with suppress(S3Error):
+            return addressed(request.raw_path, request.header("host"), self._domains)[0]
+        return None
+
+    def _begin(self, cell: _Cell) -> None:
         """Count a request of a cell. Raises Transient if the cell does not answer, and others wait for it already."""
         now_s = self._timer()
         with cell.lock:
@@ -118,12 +128,11 @@ class CellServices:
             if cell.requests >= self._requests_max and now_s - cell.finished_s > STALLED_S:
                 raise Transient(f"cell {cell.name} does not answer, and {cell.requests} requests wait for it already")
             cell.requests += 1
-        try:
-            yield
-        finally:
-            with cell.lock:
-                cell.requests -= 1
-                cell.finished_s = self._timer()
+
+    def _end(self, cell: _Cell) -> None:
+        with cell.lock:
+            cell.requests -= 1
+            cell.finished_s = self._timer()
 
 
 @dataclass(frozen=True, slots=True)

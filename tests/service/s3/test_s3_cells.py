@@ -314,3 +314,44 @@ def test_a_stale_key_is_used_while_keys_cannot_be_read() -> None:
     clock.ms = 1001
     with pytest.raises(Transient):
         cache.find("k", away)
+
+
+def test_a_cell_that_stalls_leaves_threads_to_the_others(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nos_ec.gateway.server.cell_services.STALLED_S", 0.3)
+    cells, gateway = served
+    ann = gateway.client("ann")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+        ann.put_object(Bucket=name, Key="k", Body=b"x")
+    found = homes(cells)
+    stalled, other = (next(name for name in NAMES if found[name] == cell) for cell in "bc")
+    goes_on = threading.Event()
+    real = cells.system("b").metadata.bucket
+
+    def wait(name: str) -> Any:
+        goes_on.wait(60)
+        return real(name)
+
+    monkeypatch.setattr(cells.system("b").metadata, "bucket", wait)
+    codes: list[str] = []
+
+    def get() -> None:
+        try:
+            gateway.client("ann").get_object(Bucket=stalled, Key="k")
+            codes.append("served")
+        except Exception as error:
+            codes.append(str(error))
+
+    threads = [threading.Thread(target=get) for _ in range(4)]  # half of the threads of SETTINGS
+    for thread in threads:
+        thread.start()
+    threading.Event().wait(1)
+    refused("ServiceUnavailable", 503, ann.get_object, Bucket=stalled, Key="k")
+    assert ann.get_object(Bucket=other, Key="k")["Body"].read() == b"x"
+    goes_on.set()
+    for thread in threads:
+        thread.join()
+    assert codes == ["served"] * 4
+    assert ann.get_object(Bucket=stalled, Key="k")["Body"].read() == b"x"
