@@ -457,10 +457,11 @@ def object_lock_configuration(default: tuple[str, str, str] | None) -> bytes:
     return _answer("ObjectLockConfiguration", enabled, rule)
 
 
-def encryption(algorithm: str) -> bytes:
-    """Answer GetBucketEncryption."""
-    default = "ApplyServerSideEncryptionByDefault"
-    rule = f"<{default}>{_element('SSEAlgorithm', algorithm)}</{default}>{_element('BucketKeyEnabled', 'false')}"
+def encryption(algorithm: str, kms_key: str | None) -> bytes:
+    """Answer GetBucketEncryption. `kms_key` is the name of a KMS key, empty for any one, None for another algorithm."""
+    default, uses_kms = "ApplyServerSideEncryptionByDefault", "false" if kms_key is None else "true"
+    fields = _element("SSEAlgorithm", algorithm) + (_element("KMSMasterKeyID", kms_key) if kms_key else "")
+    rule = f"<{default}>{fields}</{default}>{_element('BucketKeyEnabled', uses_kms)}"
     return _answer("ServerSideEncryptionConfiguration", f"<Rule>{rule}</Rule>")
 
 

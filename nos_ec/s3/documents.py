@@ -29,7 +29,7 @@ ELEMENTS_MAX = 100_000
 """10,000 parts with number, ETag and checksum have 40,001 elements."""
 DELETED_KEYS_MAX = 1000
 PARTS_MAX = 10_000
-AES256 = "AES256"
+AES256, KMS = "AES256", "aws:kms"
 """The name of encryption with keys of the store."""
 OBJECT_TAGS_MAX = 10
 TAG_KEY_LENGTH_MAX = 128
@@ -291,9 +291,21 @@ def versioning(body: bytes) -> str:
     return status.strip()
 
 
+def with_kms_key(name: str | None) -> str:
+    """Return the method of encryption with a KMS key of this name, or with any one for None."""
+    return f"{KMS} {name}" if name else KMS
+
+
+def kms_key_of(method: str) -> str | None:
+    """Return the name of the KMS key in a method of encryption; empty if it names none, None for another method."""
+    algorithm, _, name = method.partition(" ")
+    return name if algorithm == KMS else None
+
+
 def encryption(body: bytes) -> str:
-    """Parse the body of PutBucketEncryption. Returns the algorithm, which is AES256. Raises MalformedXML, or
-    NotImplemented for a key service. Bucket keys only matter with one."""
+    """Parse the body of PutBucketEncryption. Returns the method: AES256, or KMS with the name of a KMS key if there is
+    one (`with_kms_key`). Raises MalformedXML, or NotImplemented for other methods. BucketKeyEnabled changes nothing,
+    because objects never have keys of the key service itself."""
     document = parse(body, "ServerSideEncryptionConfiguration")
     if len(document.children) != 1 or document.children[0].name != "Rule":
         raise malformed("The configuration has exactly one Rule.")
@@ -307,10 +319,12 @@ def encryption(body: bytes) -> str:
         raise malformed("A Rule has exactly one ApplyServerSideEncryptionByDefault.")
     fields = _fields(found[0], "SSEAlgorithm", "KMSMasterKeyID")
     algorithm = fields.get("SSEAlgorithm", "").strip()
-    if algorithm.startswith("aws:kms"):
-        raise S3Error("NotImplemented", f"The algorithm {algorithm} is not supported; use {AES256}.")
+    if algorithm == KMS:
+        return with_kms_key(fields.get("KMSMasterKeyID", "").strip())
+    if algorithm.startswith(KMS):
+        raise S3Error("NotImplemented", f"The algorithm {algorithm} is not supported; use {KMS} or {AES256}.")
     if algorithm != AES256:
-        raise malformed(f"SSEAlgorithm must be {AES256}.")
+        raise malformed(f"SSEAlgorithm must be {AES256} or {KMS}.")
     if "KMSMasterKeyID" in fields:
         raise invalid_argument(f"A KMSMasterKeyID is not applicable to {AES256}.", "KMSMasterKeyID")
     return algorithm

@@ -16,6 +16,8 @@ _CODES = {
     " MaxPostPreDataLengthExceededError MetadataTooLarge MissingSecurityHeader MissingRequestBodyError"
     " RequestTimeout TooManyBuckets UnexpectedContent UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch"
     " XAmzContentSHA256Mismatch InvalidStorageClass"
+    # of the Key Management Service
+    " KMS.NotFoundException"
     # of the Security Token Service
     " InvalidAction MalformedPolicyDocument MissingAction PackedPolicyTooLarge ValidationError",
     403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError InvalidClientTokenId"

@@ -134,6 +134,9 @@ def key_reencrypt(ctx: typer.Context, as_json: AsJson = False) -> None:
 @encryption_key_app.command("add")
 def encryption_key_add(
     ctx: typer.Context,
+    kms_key: Annotated[
+        str | None, typer.Option("--kms-key", metavar="NAME", help="For objects that ask for this KMS key (aws:kms).")
+    ] = None,
     despite: Annotated[
         bool,
         typer.Option("--despite-unreadable-keys", help="Add a key although another one is lost with its objects."),
@@ -142,12 +145,15 @@ def encryption_key_add(
 ) -> None:
     """Add a key of the store, which encrypts new objects from now on.
 
-    The key is stored encrypted with the master key. Gateways use it after at most 10 seconds. Older keys are kept,
+    With --kms-key, it encrypts only objects that ask for the KMS key of this name, which need not exist before. The
+    key is stored encrypted with the master key. Gateways use it after at most 10 seconds. Older keys are kept,
     because the objects that they encrypted need them. It fails if one of them was lost, or cannot be opened.
     """
     with context(ctx).system() as system:
-        number = KeyRing(system.metadata, _masters(ctx), system.clock).add(os.urandom, despite_unreadable=despite)
-    emit({"number": number}, as_json, lambda: out.print(f"key {number} encrypts new objects"))
+        ring = KeyRing(system.metadata, _masters(ctx), system.clock)
+        number = ring.add(os.urandom, kms_key, despite_unreadable=despite)
+    text = f"key {number} encrypts new objects" + ("" if kms_key is None else f" of the KMS key {kms_key}")
+    emit({"number": number}, as_json, lambda: out.print(text, markup=False))
 
 
 @bucket_app.command("create")

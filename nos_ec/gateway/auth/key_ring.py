@@ -4,10 +4,15 @@ A key is 32 random bytes with a number, from 1. It is stored like the secret of 
 key, in a record that no client can name and that is not active. So whatever keeps access keys keeps these: dumps, the
 store's own copy of its access records for a rebuild, and `nos-ec s3 key reencrypt` for a new master key. Envelopes of
 objects, also in old blocks and dumps, name keys by their numbers, so no key is ever changed or removed.
+
+A key may belong to a KMS key, which has a name. Such keys encrypt the objects that ask for that KMS key (SSE-KMS), and
+the others those that ask for none (SSE-S3). The secret of a record is the key in hexadecimal, after `kms`, the name of
+the KMS key and spaces if it belongs to one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
@@ -23,6 +28,9 @@ from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessKeys, AccessOf,
 _PREFIX = "nos_ec:objects:"
 """The names of the records; a colon cannot be in the name of an access key."""
 _NOTE = "encrypts objects"
+_OF_KMS = "kms"
+_KMS_KEY = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z_.-]{0,62}[0-9A-Za-z_])?")
+"""The name of a KMS key, as Vault's transit engine accepts it."""
 _PAGE = 100
 REMEMBER_MS = 10_000
 """How long a process remembers which key is the newest, or that there is none."""
@@ -34,6 +42,16 @@ look-up."""
 def is_of_ring(access_key: str) -> bool:
     """Return whether this is the name of a record of a key ring, and not of an access key."""
     return access_key.startswith(_PREFIX)
+
+
+def check_kms_key(name: str) -> str:
+    """Return the name of a KMS key. Raises InvalidInput."""
+    if not _KMS_KEY.fullmatch(name):
+        raise InvalidInput(
+            f"{name!r} is not the name of a KMS key: it has 1 to 64 letters, digits, '_', '-' and '.', and begins and"
+            " ends with a letter, a digit or '_'"
+        )
+    return name
 
 
 class RingMetadata(AccessKeys, Protocol):
@@ -52,22 +70,42 @@ class KeyRing:
         self._clock = clock
         self._lock = Lock()
         self._known: dict[int, bytes] = {}
+        self._kms_keys: dict[int, str] = {}
         self._unreadable: dict[int, NosError] = {}
         self._looked_ms: int | None = None
         self._missed_ms: int | None = None
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Return the key that encrypts new objects, with its number; None if the store has no keys. A key that another
-        process adds is seen after REMEMBER_MS at the latest. Raises ConfigError, Corrupt, Transient."""
+        """Return the key that encrypts new objects without a KMS key, with its number; None if the store has none. A
+        key that another process adds is seen after REMEMBER_MS at the latest. Raises ConfigError, Corrupt,
+        Transient."""
         with self._lock:
-            number = self._newest_number()
-            return None if number is None else (number, self._found(number))
+            self._look_up_sometimes()
+            of_store = {*self._known, *self._unreadable}.difference(self._kms_keys)
+            return (number := max(of_store), self._found(number)) if of_store else None
+
+    def newest_of_kms(self, kms_key: str | None) -> tuple[int, bytes] | None:
+        """Return the key that encrypts new objects with this KMS key, with its number; None if the store does not know
+        the KMS key. For None it is the KMS key that was added last. It remembers as `newest` does, and raises the
+        same."""
+        with self._lock:
+            self._look_up_sometimes()
+            numbers = [number for number, name in self._kms_keys.items() if kms_key in (None, name)]
+            return (number := max(numbers), self._found(number)) if numbers else None
+
+    def kms_key(self, number: int) -> str | None:
+        """Return the name of the KMS key to which the key of this number belongs; None if it belongs to none. Raises
+        what `key` raises."""
+        if number not in self._known:
+            self.key(number)
+        return self._kms_keys.get(number)
 
     def has_keys(self) -> bool:
         """Return whether the store has keys, also if none of them can be opened. It remembers as `newest` does. Raises
         Transient, and Corrupt if the name of a record is damaged."""
         with self._lock:
-            return self._newest_number() is not None
+            self._look_up_sometimes()
+            return bool(self._known or self._unreadable)
 
     def require_all(self) -> None:
         """Raise ConfigError if a key needs another master key, Corrupt if one is damaged, Transient."""
@@ -76,12 +114,11 @@ class KeyRing:
             for error in self._unreadable.values():
                 raise error
 
-    def _newest_number(self) -> int | None:
+    def _look_up_sometimes(self) -> None:
         now_ms = self._clock.now_ms()
         if self._looked_ms is None or not 0 <= now_ms - self._looked_ms < REMEMBER_MS:
             self._look_up()
             self._looked_ms = now_ms
-        return max([*self._known, *self._unreadable], default=None)
 
     def key(self, number: int) -> bytes:
         """Return the key of this number. Raises ConfigError if it needs another master key, Corrupt if there is no such
@@ -101,11 +138,16 @@ class KeyRing:
             raise self._unreadable[number]
         raise Corrupt(f"key {number} of the store is missing; restore it with the metadata (docs/S3.md)")
 
-    def add(self, random: Callable[[int], bytes], *, despite_unreadable: bool = False) -> int:
-        """Add a key, which encrypts all objects from now on, and return its number. `random` returns cryptographically
-        secure bytes. After an error it may be repeated. Raises ConfigError if a key cannot be opened, or is only in the
-        store's own copy of the access records, unless `despite_unreadable`; Conflict if another process adds a key at
-        the same time, Corrupt, InvalidInput if there are no numbers left, Transient."""
+    def add(
+        self, random: Callable[[int], bytes], kms_key: str | None = None, *, despite_unreadable: bool = False
+    ) -> int:
+        """Add a key, which encrypts all objects of this KMS key, or those without one, from now on, and return its
+        number. `random` returns cryptographically secure bytes. After an error it may be repeated. Raises ConfigError
+        if a key cannot be opened, or is only in the store's own copy of the access records, unless
+        `despite_unreadable`; Conflict if another process adds a key at the same time, Corrupt, InvalidInput for a wrong
+        name or if there are no numbers left, Transient."""
+        if kms_key is not None:
+            check_kms_key(kms_key)
         with self._lock:
             self._look_up()
             recorded = self._recorded()
@@ -121,11 +163,17 @@ class KeyRing:
             if number > KEY_NUMBER_MAX:
                 raise InvalidInput(f"the store has {KEY_NUMBER_MAX} keys that encrypt objects, which is the maximum")
             name, key = _name(number), random(KEY_BYTES)
-            sealed = self._masters.seal(name, key.hex(), random(NONCE_BYTES))
+            secret = key.hex() if kms_key is None else f"{_OF_KMS} {kms_key} {key.hex()}"
+            sealed = self._masters.seal(name, secret, random(NONCE_BYTES))
             now_ms = self._clock.now_ms()
             self._metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, now_ms, _NOTE))
-            self._known[number] = key
+            self._remember(number, key, kms_key)
             return number
+
+    def _remember(self, number: int, key: bytes, kms_key: str | None) -> None:
+        if kms_key is not None:
+            self._kms_keys[number] = kms_key
+        self._known[number] = key
 
     def _require_whole(self, lost: list[int]) -> None:
         """Raise ConfigError if keys were lost, or cannot be opened."""
@@ -161,14 +209,15 @@ class KeyRing:
                 if number not in self._known:
                     self._unreadable.pop(number, None)
                     try:
-                        self._known[number] = self._opened(record)
+                        self._remember(number, *self._opened(record))
                     except NosError as error:
                         self._unreadable[number] = error  # the other keys can still be used
             after = page[-1].access_key
 
-    def _opened(self, record: AccessKey) -> bytes:
+    def _opened(self, record: AccessKey) -> tuple[bytes, str | None]:
         try:
-            key = bytes.fromhex(self._masters.open(record.access_key, record.secret))
+            *of_kms, text = self._masters.open(record.access_key, record.secret).split(" ")
+            key = bytes.fromhex(text)
         except ConfigError as error:
             raise ConfigError(
                 "a key that encrypts objects was encrypted with another master key: add that master key as a further"
@@ -176,10 +225,11 @@ class KeyRing:
                 settings=error.settings,
             ) from None
         except ValueError:
-            key = b""
-        if len(key) != KEY_BYTES:
-            raise Corrupt(f"{record.access_key}: the key is damaged")
-        return key
+            of_kms, key = [], b""
+        is_known_form = not of_kms or (len(of_kms) == 2 and of_kms[0] == _OF_KMS)
+        if len(key) != KEY_BYTES or not is_known_form:
+            raise Corrupt(f"{record.access_key}: the key is damaged, or a newer version of nos-ec added it")
+        return key, of_kms[1] if of_kms else None
 
 
 def _name(number: int) -> str:

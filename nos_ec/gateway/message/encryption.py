@@ -1,8 +1,9 @@
-"""Encrypts objects with keys of the store (SSE-S3), and shows encrypted objects as they were sent.
+"""Encrypts objects with keys of the store (SSE-S3) or of KMS keys (SSE-KMS), and shows them as they were sent.
 
-Sources: "Using server-side encryption with Amazon S3 managed keys (SSE-S3)" of the S3 user guide; ETag in "Object" of
-the API reference: it is the MD5 of the plain bytes. The MD5 and the checksum of the plain bytes would confirm guesses
-of the content, so both are stored masked.
+Sources: "Using server-side encryption with Amazon S3 managed keys (SSE-S3)" and "Using server-side encryption with AWS
+KMS keys (SSE-KMS)" of the S3 user guide; ETag in "Object" of the API reference: with SSE-S3 it is the MD5 of the plain
+bytes, and with SSE-KMS it is not, so there it is the MD5 of the ciphertext. The MD5 and the checksum of the plain bytes
+would confirm guesses of the content, so both are stored masked.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from nos_ec.gateway.message.versions import number_of
 from nos_ec.ports.metadata import ObjectRow, ObjectSummary
 from nos_ec.s3 import checksums
 from nos_ec.s3.checksums import Algorithm
-from nos_ec.s3.documents import AES256
+from nos_ec.s3.documents import AES256, KMS, kms_key_of, with_kms_key
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 
 HEADER = "x-amz-server-side-encryption"
-_OF_KMS = ("aws:kms", "aws:kms:dsse")
+KMS_KEY_HEADER = f"{HEADER}-aws-kms-key-id"
+_BUCKET_KEY_HEADER = f"{HEADER}-bucket-key-enabled"
 _ALGORITHMS = {algorithm.value: algorithm for algorithm in Algorithm}
 _CUSTOMERS = frozenset(
     [b"x-amz-server-side-encryption-customer-" + name for name in (b"algorithm", b"key", b"key-md5")]
@@ -60,36 +62,49 @@ class Encryption:
         self.by_default = by_default
 
     # --- writing ----------------------------------------------------------------------------------
-    def is_wanted(self, call: Call) -> bool:
-        """Return whether the new object of this request is to be encrypted: by its header, by the configuration of its
-        bucket, or by default. Raises S3Error, and Corrupt if the configuration cannot be read."""
-        named = call.request.header(HEADER)
+    def wanted(self, call: Call) -> str | None:
+        """Return how the new object of this request is to be encrypted: by its headers, by the configuration of its
+        bucket, or by default. None: not at all; otherwise AES256, or KMS and perhaps the name of a KMS key
+        (`with_kms_key`). Raises S3Error, and Corrupt if the configuration cannot be read."""
+        named, kms_key = call.request.header(HEADER), call.request.header(KMS_KEY_HEADER)
+        if named == KMS:
+            of_bucket = None if call.access is None else self._by_bucket(call.access)
+            if kms_key is None and of_bucket is not None and of_bucket != AES256:
+                return of_bucket
+            return with_kms_key(kms_key)
+        if kms_key is not None:
+            raise invalid_argument(f"A key id needs the header {HEADER}: {KMS}", KMS_KEY_HEADER, kms_key)
         if named is None:
-            return call.access is not None and self._by_bucket(call.access)
-        if named in _OF_KMS:
-            raise S3Error("NotImplemented", f"{HEADER}: {named} is not supported; use {AES256}.")
+            return None if call.access is None else self._by_bucket(call.access)
+        if named.startswith(KMS):
+            raise S3Error("NotImplemented", f"{HEADER}: {named} is not supported; use {KMS} or {AES256}.")
         if named != AES256:
             raise invalid_argument("The encryption method specified is not supported", HEADER, named)
-        return True
+        return named
 
-    def _by_bucket(self, access: BucketAccess) -> bool:
+    def _by_bucket(self, access: BucketAccess) -> str | None:
         if access.encryption is None:
-            return self.by_default
-        if access.encryption != AES256.encode():
+            return AES256 if self.by_default else None
+        method = access.encryption.decode(errors="replace")
+        if method != AES256 and kms_key_of(method) is None:
             raise Corrupt(f"bucket {access.row.name}: its encryption configuration cannot be read; put it again")
-        return True
+        return method
 
     def refuse_upload(self, call: Call) -> None:
         """Raise NotImplemented if the parts of an upload would have to be encrypted."""
-        if self.is_wanted(call):
+        if self.wanted(call) is not None:
             raise S3Error(
                 "NotImplemented",
                 "Uploads in parts cannot be encrypted. PUT the object in one piece, or use another bucket.",
             )
 
-    def require_key(self) -> tuple[int, bytes]:
-        """Return the key that encrypts new objects, with its number. Raises NotImplemented if the store has none,
-        ConfigError, Corrupt, Transient."""
+    def require_key(self, method: str) -> tuple[int, bytes]:
+        """Return the key that encrypts new objects with this method (`wanted`), with its number. Raises NotImplemented
+        if the store has none, KMS.NotFoundException if it does not know the KMS key, ConfigError, Corrupt,
+        Transient."""
+        kms_key = kms_key_of(method)
+        if kms_key is not None:
+            return self._require_kms_key(kms_key)
         found = self._ring.newest()
         if found is None:
             raise S3Error(
@@ -98,9 +113,23 @@ class Encryption:
             )
         return found
 
-    def encrypted(self, plain: ByteStream, key: ObjectKey) -> EncryptedStream:
+    def _require_kms_key(self, name: str) -> tuple[int, bytes]:
+        found = self._ring.newest_of_kms(name or None)
+        if found is not None:
+            return found
+        if not name:
+            raise S3Error(
+                "NotImplemented",
+                "This store has no KMS key. Its operator can add one: nos-ec s3 encryption-key add --kms-key NAME",
+            )
+        raise S3Error(
+            "KMS.NotFoundException",
+            f"The KMS key {name!r} does not exist in this store; key ids are the names that its operator has added.",
+        )
+
+    def encrypted(self, method: str, plain: ByteStream, key: ObjectKey) -> EncryptedStream:
         """Return the ciphertext of a new object. Raises what `require_key` raises."""
-        number, store_key = self.require_key()
+        number, store_key = self.require_key(method)
         return EncryptedStream(plain, store_key, number, self._random(SALT_BYTES), key)
 
     def condition_on_stored(
@@ -151,7 +180,7 @@ class Encryption:
         ciphertext, so that it does not hide the others."""
         with suppress(Corrupt, ConfigError):
             envelope = envelope_of(one.attributes)
-            if envelope is not None:
+            if envelope is not None and self._ring.kms_key(envelope.number) is None:
                 key = ObjectKey(bucket, one.name)
                 return ObjectCipher.of(self._ring.key(envelope.number), envelope, key).md5(envelope).hex()
         return etag(one.md5, one.parts)
@@ -163,11 +192,24 @@ class Encryption:
             return dict(attributes)
         return masked_checksum(self._cipher(row, envelope), attributes)
 
+    def method_of(self, row: ObjectRow) -> str | None:
+        """Return how an object is encrypted, as `wanted` does. Raises ConfigError, Corrupt, Transient."""
+        envelope = row.envelope if row.attributes else None
+        if envelope is None:
+            return None
+        kms_key = self._ring.kms_key(envelope.number)
+        return AES256 if kms_key is None else with_kms_key(kms_key)
+
     def headers_of(self, row: ObjectRow) -> dict[str, str]:
-        """Return the header that says how an object is encrypted; none if it is not."""
-        return {} if not row.attributes or row.envelope is None else {HEADER: AES256}
+        """Return the headers that say how an object is encrypted; none if it is not. Raises what `method_of` raises."""
+        method = self.method_of(row)
+        if method is None or method == AES256:
+            return {} if method is None else {HEADER: AES256}
+        return {HEADER: KMS, KMS_KEY_HEADER: kms_key_of(method) or "", _BUCKET_KEY_HEADER: "true"}
 
     def _md5(self, row: ObjectRow, envelope: Envelope) -> bytes:
+        if self._ring.kms_key(envelope.number) is not None:
+            return row.md5
         return self._cipher(row, envelope).md5(envelope)
 
     def _cipher(self, row: ObjectRow, envelope: Envelope) -> ObjectCipher:

@@ -37,7 +37,9 @@ _ENCODED = Charset("utf-8")
 """S3 returns metadata that is not ASCII as encoded words of RFC 2047, and some clients can only read ASCII in headers.
 Source: "Working with object metadata" of the S3 user guide."""
 _ENCODED.header_encoding = BASE64
-_UNSUPPORTED = re.compile(r"x-amz-((copy-source-)?server-side-encryption-|website-redirect-location)")
+_UNSUPPORTED = re.compile(
+    r"x-amz-((copy-source-)?server-side-encryption-(?!aws-kms-key-id$|bucket-key-enabled$)|website-redirect-location)"
+)
 
 
 def refuse_unsupported(request: Request) -> None:

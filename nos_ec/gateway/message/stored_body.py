@@ -9,10 +9,12 @@ from io import BytesIO
 from typing import NamedTuple, Protocol
 
 from nos_ec.core.errors import Corrupt, Transient
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import users_attributes
+from nos_ec.engine.encryption.ciphers import EncryptedStream
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
-from nos_ec.gateway.message.encryption import Encryption, masked_checksum
+from nos_ec.gateway.message.encryption import masked_checksum
 from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, encoded
 from nos_ec.library.put_source import Pieces
 from nos_ec.ports.metadata import ObjectRow, PutRequest
@@ -77,16 +79,20 @@ class StoredBody(NamedTuple):
 
 
 def store_body(
-    store: Store, request: PutRequest, body: Body, attributes: dict[str, str], encryption: Encryption | None = None
+    store: Store,
+    request: PutRequest,
+    body: Body,
+    attributes: dict[str, str],
+    encrypt: Callable[[ByteStream, ObjectKey], EncryptedStream] | None = None,
 ) -> StoredBody:
-    """Store a body with these attributes and its checksum; encrypted, unless `encryption` is None. Raises what reading
-    the body, `Encryption.encrypted` and `Store.put_request` raise."""
+    """Store a body with these attributes and its checksum; encrypted, unless `encrypt` is None. Raises what reading
+    the body, `encrypt` and `Store.put_request` raise."""
     stream: ByteStream = body
     if body.length <= store.packed_size_max:  # read first, so that its checksum is known
         stream = BytesIO(read_up_to(body, body.length + 1))
         attributes = attributes | _computed(body)
     stored, cipher = attributes, None
-    sealed = None if encryption is None else encryption.encrypted(stream, request.key)
+    sealed = None if encrypt is None else encrypt(stream, request.key)
     if sealed is not None:
         stream, cipher = sealed, sealed.cipher
         request = replace(request, envelope=sealed.envelope)

@@ -67,6 +67,7 @@ from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutReques
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
+from nos_ec.s3.documents import AES256
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import copy_source
 from nos_ec.s3.request import Request
@@ -398,17 +399,22 @@ class ObjectOperations:
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
         require_checksum(call)
-        encryption = self._encryption if self._encryption.is_wanted(call) else None
+        method = self._encryption.wanted(call)
+        encrypt = None if method is None else partial(self._encryption.encrypted, method)
         request = self._put_request(call)
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
-            row, attributes, md5 = store_body(self._store, request, body, attributes, encryption)
+            row, attributes, md5 = store_body(self._store, request, body, attributes, encrypt)
         except NotFound:
             raise no_such_key(call.key) from None
-        etag = md5.hex()
+        etag = self._etag_of_new(row, method, md5)
         headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
         headers |= self._encryption.headers_of(row)
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
+
+    @staticmethod
+    def _etag_of_new(row: ObjectRow, method: str | None, md5: bytes) -> str:
+        return (md5 if method in (None, AES256) else row.md5).hex()
 
     def _put_request(self, call: Call) -> PutRequest:
         """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
@@ -458,7 +464,7 @@ class ObjectOperations:
         call.require_if_decided(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        encrypts = self._encryption.is_wanted(call)
+        method = self._encryption.wanted(call)
         wanted = request.header("x-amz-checksum-algorithm")
         algorithm = None if wanted is None else checksums.algorithm_named(wanted)
         row, old, access_of_source, read = self.source_of_copy(call)
@@ -468,7 +474,8 @@ class ObjectOperations:
         keeps, keeps_tags = _directive(request, "metadata"), _directive(request, "tagging")
         is_same = row.key == call.object_key and not row.is_noncurrent
         # A copy that only changes the metadata of an encrypted object must not decrypt it.
-        encrypts = encrypts or (row.key == call.object_key and bool(self._encryption.headers_of(row)))
+        if method is None and row.key == call.object_key:
+            method = self._encryption.method_of(row)
         changes = "x-amz-storage-class", ENCRYPTION
         if is_same and keeps and not any(map(request.header, changes)) and acl_of_headers(request) is None:
             raise S3Error(
@@ -498,11 +505,13 @@ class ObjectOperations:
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(read(), row.users_size, algorithm, at_end)
-        encryption = self._encryption if encrypts else None
-        made, attributes, md5 = store_body(self._store, put, body, attributes, encryption)
+        encrypt = None if method is None else partial(self._encryption.encrypted, method)
+        made, attributes, md5 = store_body(self._store, put, body, attributes, encrypt)
         headers = stored_headers(call.versioning, made) | source_headers(access_of_source.versioning, row)
         headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made)
-        return xml(answers.copied(md5.hex(), made.created_ms, checksum_of(attributes)), headers)
+        return xml(
+            answers.copied(self._etag_of_new(made, method, md5), made.created_ms, checksum_of(attributes)), headers
+        )
 
     def delete_object(self, call: Call) -> Reply:
         """Delete an object or a version. A missing one is not an error, unless the request has a condition. Without a

@@ -90,6 +90,8 @@ def test_a_key_of_another_store_goes_on(bench: Bench, cli: Cli, tmp_path: Path) 
 def test_keys_that_encrypt_objects(bench: Bench, cli: Cli) -> None:
     assert told(cli, "encryption-key", "add") == {"number": 1}
     assert "key 2 encrypts new objects" in cli.text("s3", "encryption-key", "add")
+    assert "of the KMS key photos" in cli.text("s3", "encryption-key", "add", "--kms-key", "photos")
+    assert "is not the name of a KMS key" in refused(cli, 2, "encryption-key", "add", "--kms-key", "a b")
     assert told(cli, "key", "list") == {"keys": []}
     with bench.open() as system:
         ring = KeyRing(system.metadata, MasterKeys([OLD]), system.clock)

@@ -176,8 +176,12 @@ def test_without_a_key_nothing_is_encrypted(system: System) -> None:
 @pytest.mark.parametrize(
     ("code", "status", "headers"),
     [
-        ("NotImplemented", 501, {"ServerSideEncryption": "aws:kms"}),
-        ("NotImplemented", 501, {"ServerSideEncryption": "AES256", "SSEKMSKeyId": "a"}),
+        ("NotImplemented", 501, {"ServerSideEncryption": "aws:kms"}),  # without a KMS key
+        ("NotImplemented", 501, {"ServerSideEncryption": "aws:kms:dsse"}),
+        ("KMS.NotFoundException", 400, {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "a"}),
+        ("NotImplemented", 501, {"ServerSideEncryption": "aws:kms", "SSEKMSEncryptionContext": "e30="}),
+        ("InvalidArgument", 400, {"ServerSideEncryption": "AES256", "SSEKMSKeyId": "a"}),
+        ("InvalidArgument", 400, {"SSEKMSKeyId": "a"}),
         ("InvalidArgument", 400, {"ServerSideEncryption": "rot13"}),
         ("NotImplemented", 501, {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "1" * 32}),
     ],
