@@ -154,6 +154,28 @@ class S3Settings(Section):
         " default holds an hour of 1000 changes a second. Buckets with notifications answer 503 to further changes.",
     )
 
+    kms_url: str | None = Field(
+        default=None,
+        title="an https:// URL, or one of http://127.0.0.1",
+        pattern=r"^(https://|http://(127\.0\.0\.1|localhost)[:/])[^\s?#@]+$",
+        max_length=500,
+        description="Key service for SSE-KMS that speaks the protocol of Vault's transit engine, such as OpenBao; its"
+        " path is the engine's, by default /transit. HTTP is accepted for this machine only. None: KMS keys are"
+        " protected by the master key alone.",
+    )
+    kms_token_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="File with the token for kms_url. It is read for each call, so it can be renewed without a restart."
+        " Other users must not be able to read it. A relative path in a file starts at the file's folder.",
+    )
+    kms_ca_file: NonEmptyPath | None = Field(
+        default=None,
+        title="a path",
+        description="PEM file with the certificates that kms_url is verified with. None: those of the system. A"
+        " relative path in a file starts at the file's folder.",
+    )
+
     @property
     def topics(self) -> list[str]:
         """The topics that buckets may send notifications to."""

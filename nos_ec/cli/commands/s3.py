@@ -22,6 +22,7 @@ from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.engine.texts import when
 from nos_ec.gateway.auth.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
 from nos_ec.gateway.auth.key_ring import KeyRing
+from nos_ec.gateway.auth.key_service import find_key_service
 from nos_ec.gateway.auth.master_keys import find_master_keys
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, BucketRow, KeyState, Rights
@@ -145,15 +146,29 @@ def encryption_key_add(
 ) -> None:
     """Add a key of the store, which encrypts new objects from now on.
 
-    With --kms-key, it encrypts only objects that ask for the KMS key of this name, which need not exist before. The
-    key is stored encrypted with the master key. Gateways use it after at most 10 seconds. Older keys are kept,
+    With --kms-key, it encrypts only objects that ask for the KMS key of this name: one of the key service of
+    s3.kms_url, which encrypts the new key, too; without a key service any name will do. The key is stored encrypted
+    with the master key. Gateways use it after at most 10 seconds. Older keys are kept,
     because the objects that they encrypted need them. It fails if one of them was lost, or cannot be opened.
     """
     with context(ctx).system() as system:
-        ring = KeyRing(system.metadata, _masters(ctx), system.clock)
+        service = find_key_service(context(ctx).settings().s3, system.clock)
+        ring = KeyRing(system.metadata, _masters(ctx), system.clock, service)
         number = ring.add(os.urandom, kms_key, despite_unreadable=despite)
     text = f"key {number} encrypts new objects" + ("" if kms_key is None else f" of the KMS key {kms_key}")
     emit({"number": number}, as_json, lambda: out.print(text, markup=False))
+
+
+@encryption_key_app.command("rewrap")
+def encryption_key_rewrap(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Encrypt keys again after a KMS key was rotated.
+
+    The key service encrypts all keys that it has wrapped with the newest versions of its keys. No object changes.
+    """
+    with context(ctx).system() as system:
+        service = find_key_service(context(ctx).settings().s3, system.clock)
+        changed = KeyRing(system.metadata, _masters(ctx), system.clock, service).wrap_again(os.urandom)
+    emit({"rewrapped": changed}, as_json, lambda: out.print(f"{changed} keys were encrypted again"))
 
 
 @bucket_app.command("create")

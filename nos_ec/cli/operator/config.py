@@ -75,6 +75,7 @@ def _start_checks(settings: Settings, connections: Connections) -> Iterator[Chec
     from nos_ec.console.access.login_token import find_login_tokens
     from nos_ec.gateway.auth.accounts import Accounts
     from nos_ec.gateway.auth.key_ring import KeyRing
+    from nos_ec.gateway.auth.key_service import find_key_service
     from nos_ec.gateway.auth.master_keys import find_master_keys
     from nos_ec.gateway.server.certificate import find_certificate
 
@@ -85,6 +86,7 @@ def _start_checks(settings: Settings, connections: Connections) -> Iterator[Chec
         with closing(open_metadata(settings.store.url(), replica=settings.store.metadata_replica)) as metadata:
             Accounts(metadata, SystemClock(), os.urandom).require_known_secrets(masters)
             KeyRing(metadata, masters, SystemClock()).require_all()
+        find_key_service(settings.s3, SystemClock())
         return "it fits the access keys"
 
     def certificate() -> str:

@@ -7,7 +7,8 @@ objects, also in old blocks and dumps, name keys by their numbers, so no key is 
 
 A key may belong to a KMS key, which has a name. Such keys encrypt the objects that ask for that KMS key (SSE-KMS), and
 the others those that ask for none (SSE-S3). The secret of a record is the key in hexadecimal, after `kms`, the name of
-the KMS key and spaces if it belongs to one.
+the KMS key and spaces if it belongs to one. With a key service it is `service`, the name, and the key as the service
+has encrypted it. Such a key is asked for when it is first needed, and kept in memory.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from threading import Lock
 from typing import Protocol
 
 from nos_ec.core.encryption.envelope import KEY_NUMBER_MAX
-from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, NosError
+from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, NosError, Transient
 from nos_ec.core.ids import ACCESS_BUCKET
 from nos_ec.engine.encryption.ciphers import KEY_BYTES
+from nos_ec.gateway.auth.key_service import DEADLINE_S, KeyService
 from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessKeys, AccessOf, KeyState
@@ -28,7 +30,7 @@ from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, AccessKeys, AccessOf,
 _PREFIX = "nos_ec:objects:"
 """The names of the records; a colon cannot be in the name of an access key."""
 _NOTE = "encrypts objects"
-_OF_KMS = "kms"
+_OF_KMS, _OF_SERVICE = "kms", "service"
 _KMS_KEY = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z_.-]{0,62}[0-9A-Za-z_])?")
 """The name of a KMS key, as Vault's transit engine accepts it."""
 _PAGE = 100
@@ -64,11 +66,16 @@ class RingMetadata(AccessKeys, Protocol):
 class KeyRing:
     """The keys of one store. Safe to call from several threads."""
 
-    def __init__(self, metadata: RingMetadata, masters: MasterKeys, clock: Clock) -> None:
+    def __init__(
+        self, metadata: RingMetadata, masters: MasterKeys, clock: Clock, service: KeyService | None = None
+    ) -> None:
         self._metadata = metadata
         self._masters = masters
         self._clock = clock
+        self._service = service
         self._lock = Lock()
+        self._unwrapping = Lock()
+        self._wrapped: dict[int, str] = {}
         self._known: dict[int, bytes] = {}
         self._kms_keys: dict[int, str] = {}
         self._unreadable: dict[int, NosError] = {}
@@ -91,13 +98,16 @@ class KeyRing:
         with self._lock:
             self._look_up_sometimes()
             numbers = [number for number, name in self._kms_keys.items() if kms_key in (None, name)]
-            return (number := max(numbers), self._found(number)) if numbers else None
+        return (number := max(numbers), self.key(number)) if numbers else None
 
     def kms_key(self, number: int) -> str | None:
         """Return the name of the KMS key to which the key of this number belongs; None if it belongs to none. Raises
-        what `key` raises."""
-        if number not in self._known:
-            self.key(number)
+        what `key` raises, but does not call the key service."""
+        if number not in self._known and number not in self._wrapped:
+            with self._lock:
+                self._look_for(number)
+                if number not in self._wrapped:
+                    self._found(number)
         return self._kms_keys.get(number)
 
     def has_keys(self) -> bool:
@@ -105,7 +115,7 @@ class KeyRing:
         Transient, and Corrupt if the name of a record is damaged."""
         with self._lock:
             self._look_up_sometimes()
-            return bool(self._known or self._unreadable)
+            return bool(self._known or self._wrapped or self._unreadable)
 
     def require_all(self) -> None:
         """Raise ConfigError if a key needs another master key, Corrupt if one is damaged, Transient."""
@@ -122,14 +132,56 @@ class KeyRing:
 
     def key(self, number: int) -> bytes:
         """Return the key of this number. Raises ConfigError if it needs another master key, Corrupt if there is no such
-        key, Transient."""
+        key, Transient, also if the key service cannot be asked."""
         with self._lock:
-            if number not in self._known:
-                now_ms = self._clock.now_ms()
-                if self._missed_ms is None or not 0 <= now_ms - self._missed_ms < MISSED_MS:
-                    self._look_up()
-                    self._missed_ms = None if number in self._known else now_ms
-            return self._found(number)
+            self._look_for(number)
+            wrapped = self._wrapped.get(number)
+            if wrapped is None or number in self._known:
+                return self._found(number)
+        # Other requests use the keys that are known meanwhile.
+        if not self._unwrapping.acquire(timeout=DEADLINE_S):
+            raise Transient("the key service is slow to answer")
+        try:
+            return self._known[number] if number in self._known else self._unwrapped(number, wrapped)
+        finally:
+            self._unwrapping.release()
+
+    def _look_for(self, number: int) -> None:
+        if number in self._known or number in self._wrapped:
+            return
+        now_ms = self._clock.now_ms()
+        if self._missed_ms is None or not 0 <= now_ms - self._missed_ms < MISSED_MS:
+            self._look_up()
+            self._missed_ms = None if number in self._known or number in self._wrapped else now_ms
+
+    def _unwrapped(self, number: int, wrapped: str) -> bytes:
+        key = self._require_service().unwrap(self._kms_keys[number], wrapped)
+        if len(key) != KEY_BYTES:
+            raise Corrupt(f"key {number} of the store: the key service returned a damaged key")
+        self._known[number] = key
+        return key
+
+    def _require_service(self) -> KeyService:
+        if self._service is None:
+            raise ConfigError("a key of the store needs the key service: set s3.kms_url", settings=("s3.kms_url",))
+        return self._service
+
+    def wrap_again(self, random: Callable[[int], bytes]) -> int:
+        """Let the key service encrypt all of its keys again, with the newest versions of the KMS keys. Returns how many
+        were changed. It may be repeated. Raises ConfigError, Corrupt, Transient."""
+        with self._lock:
+            self._look_up()
+            wrapped = dict(self._wrapped)
+        changed = 0
+        for number, old in wrapped.items():
+            new = self._require_service().wrap_again(self._kms_keys[number], old)
+            record = self._metadata.access_key(_name(number))
+            if new.split(":")[1] == old.split(":")[1] or record is None:
+                continue
+            secret = f"{_OF_SERVICE} {self._kms_keys[number]} {new}"
+            sealed = self._masters.seal(record.access_key, secret, random(NONCE_BYTES))
+            changed += self._metadata.change_access_key(record.access_key, secret=sealed, instead_of=record.secret)
+        return changed
 
     def _found(self, number: int) -> bytes:
         if number in self._known:
@@ -151,29 +203,38 @@ class KeyRing:
         with self._lock:
             self._look_up()
             recorded = self._recorded()
-            lost = sorted(recorded.difference(self._known, self._unreadable))
+            lost = sorted(recorded.difference(self._known, self._wrapped, self._unreadable))
             if not despite_unreadable:
                 self._require_whole(lost)
-            for known in self._known:
+            for known in {*self._known, *self._wrapped}:
                 # The process that added it may have died before the store had its own copy of the record.
                 self._metadata.change_access_key(_name(known), KeyState.DISABLED)
             # The number of a lost key is never given again: the record of the new key would replace that of the old
             # one, which may be the last copy.
-            number = max([*self._known, *self._unreadable, *recorded], default=0) + 1
+            number = max([*self._known, *self._wrapped, *self._unreadable, *recorded], default=0) + 1
             if number > KEY_NUMBER_MAX:
                 raise InvalidInput(f"the store has {KEY_NUMBER_MAX} keys that encrypt objects, which is the maximum")
             name, key = _name(number), random(KEY_BYTES)
-            secret = key.hex() if kms_key is None else f"{_OF_KMS} {kms_key} {key.hex()}"
+            secret = key.hex() if kms_key is None else self._secret_of_kms(kms_key, key)
             sealed = self._masters.seal(name, secret, random(NONCE_BYTES))
             now_ms = self._clock.now_ms()
             self._metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, now_ms, _NOTE))
             self._remember(number, key, kms_key)
             return number
 
-    def _remember(self, number: int, key: bytes, kms_key: str | None) -> None:
+    def _secret_of_kms(self, kms_key: str, key: bytes) -> str:
+        if self._service is None:
+            return f"{_OF_KMS} {kms_key} {key.hex()}"
+        return f"{_OF_SERVICE} {kms_key} {self._service.wrap(kms_key, key)}"
+
+    def _remember(self, number: int, key: bytes | str, kms_key: str | None) -> None:
+        """Remember a key, or a wrapped one."""
         if kms_key is not None:
             self._kms_keys[number] = kms_key
-        self._known[number] = key
+        if isinstance(key, str):
+            self._wrapped[number] = key
+        else:
+            self._known[number] = key
 
     def _require_whole(self, lost: list[int]) -> None:
         """Raise ConfigError if keys were lost, or cannot be opened."""
@@ -206,7 +267,7 @@ class KeyRing:
                 if not is_of_ring(record.access_key):
                     return
                 number = _number(record.access_key)
-                if number not in self._known:
+                if number not in self._known and number not in self._wrapped:
                     self._unreadable.pop(number, None)
                     try:
                         self._remember(number, *self._opened(record))
@@ -214,9 +275,11 @@ class KeyRing:
                         self._unreadable[number] = error  # the other keys can still be used
             after = page[-1].access_key
 
-    def _opened(self, record: AccessKey) -> tuple[bytes, str | None]:
+    def _opened(self, record: AccessKey) -> tuple[bytes | str, str | None]:
         try:
             *of_kms, text = self._masters.open(record.access_key, record.secret).split(" ")
+            if len(of_kms) == 2 and of_kms[0] == _OF_SERVICE:
+                return text, of_kms[1]
             key = bytes.fromhex(text)
         except ConfigError as error:
             raise ConfigError(

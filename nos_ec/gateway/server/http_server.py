@@ -11,6 +11,7 @@ import uvicorn
 from nos_ec.composition.wiring import System
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.auth.key_ring import KeyRing
+from nos_ec.gateway.auth.key_service import find_key_service
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.gateway.message.encryption import Encryption
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
@@ -72,7 +73,7 @@ def make_service(
     access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness, keys)
     changes, locks = AttributeChanges(store, clock, Random().random), system.client.locks(store)
     locks_of_puts = LocksOfPuts(locks, clock)
-    ring = KeyRing(keys or metadata, master_keys, clock)
+    ring = KeyRing(keys or metadata, master_keys, clock, find_key_service(settings, clock))
     encryption = Encryption(store, ring, system.randomness, by_default=settings.encrypt)
     objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption, of_bucket)
     return Service(

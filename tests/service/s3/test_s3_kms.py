@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.wiring import System
-from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.gateway.auth.key_ring import KeyRing
+from nos_ec.gateway.auth.key_service import find_key_service
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, KeyState
+from nos_ec.settings import S3Settings
 from tests.service.s3.s3_gateway import MASTERS, Gateway, refused, serving
 
 RED = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "red"}
@@ -141,3 +146,49 @@ def test_records_and_names_that_are_not_understood(system: System) -> None:
     system.metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, 0, ""))
     with pytest.raises(Corrupt, match="a newer version"):
         ring_of(system).kms_key(1)
+
+
+def test_a_wrapped_key_without_its_key_service(system: System) -> None:
+    name = "nos_ec:objects:00001"
+    sealed = MASTERS.seal(name, "service red vault:v1:abcd", os.urandom(12))
+    system.metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, 0, ""))
+    ring = ring_of(system)
+    assert (ring.kms_key(1), ring.newest(), ring.has_keys()) == ("red", None, True)
+    for use in (lambda: ring.key(1), lambda: ring.newest_of_kms("red"), lambda: ring.wrap_again(os.urandom)):
+        with pytest.raises(ConfigError, match=r"set s3\.kms_url"):
+            use()
+    assert ring.add(os.urandom) == 2
+    assert ring.newest() == (2, ring.key(2))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("kms_url", "http://10.0.0.1:8200", "pattern"),  # the token would be sent in clear
+        ("kms_url", "https://bao:8200/transit?a=b", "pattern"),
+        ("kms_url", "https://token@bao:8200", "pattern"),
+    ],
+)
+def test_urls_that_are_refused(setting: str, value: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        S3Settings.model_validate({setting: value})
+
+
+def test_key_services_that_cannot_be_used(tmp_path: Path) -> None:
+    clock = SystemClock()
+    assert find_key_service(S3Settings(), clock) is None
+    with pytest.raises(ConfigError, match=r"needs s3\.kms_token_file"):
+        find_key_service(S3Settings(kms_url="https://bao:8200"), clock)
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    settings = S3Settings(kms_url="http://127.0.0.1:1/kms", kms_token_file=token)
+    service = find_key_service(settings, clock)
+    assert service is not None
+    for _ in range(2):  # the second one fails at once
+        with pytest.raises(Transient, match="cannot be reached"):
+            service.unwrap("red", "vault:v1:abcd")
+    with pytest.raises(ConfigError, match=r"s3\.kms_url"):
+        find_key_service(settings.model_copy(update={"kms_url": "https://bao:99999"}), clock)
+    token.chmod(0o644)
+    with pytest.raises(ConfigError, match="every user"):
+        find_key_service(settings, clock)

@@ -262,10 +262,11 @@ def test_settings_stay_few() -> None:
     and who they are, which only an operator knows. Whether everything is encrypted (s3.encrypt) is one more,
     and so is the cell of the directory (store.directory), which must not change with the order of cells in a file.
     So are the topics that buckets may use (s3.notification_topics), and how much of a database their events may fill.
+    Three more say where a key service is (s3.kms_*), as whom the store speaks to it, and how it is verified.
     """
     count = sum(len(fields_of(section)) for section in Settings.model_fields)
     assert len(fields_of("console")) == 7
-    assert count <= 96 + 7 + 4
+    assert count <= 96 + 7 + 4 + 3
 
 
 def test_everything_public_says_what_it_is() -> None:
@@ -325,6 +326,7 @@ MAY_START = {
     "go": {"deploy/dev/vitess.sh": "only where it is; otherwise that of requirements/clients.txt"},
     "java": {"deploy/dev/kafka.sh": "its need_program"},
     "mvn": {"deploy/dev/base.sh": "need_program of kafka.sh and mysql.sh"},
+    "openssl": {"deploy/dev/openbao.sh": "its need_program"},
     "unzip": {"deploy/dev/mysql.sh": "its need_program"},
     "mariadb-install-db": {"deploy/dev/mariadb.sh": "its need_program"},
     "keytool": {
