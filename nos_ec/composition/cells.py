@@ -164,13 +164,20 @@ class Cells:
 
     # --- homes ------------------------------------------------------------------------------------
     def home(self, bucket: str) -> str | None:
-        """Return the cell of a bucket; None if there never was such a bucket. A home never changes, so it is
-        remembered, and then needs no directory. Raises Transient."""
+        """Return the cell of a bucket; None if there never was such a bucket. A home never changes, so that of a bucket
+        that exists is remembered, and then needs no directory. Raises Transient."""
         known = self._homes.get(bucket)
         if known is not None:
             return known
         row = self.directory.metadata.directory_row(bucket)
-        return None if row is None else self._remembered(row)
+        if row is None:
+            return None
+        return row.home if row.is_deleted else self._remembered(row)
+
+    def home_for_put(self, bucket: str) -> str:
+        """Return the cell of a bucket into which a program puts an object without creating it. A bucket that does not
+        exist belongs to ROOT_ACCOUNT then. Raises Transient."""
+        return self._homes.get(bucket) or self.claim(bucket, ROOT_ACCOUNT)
 
     def claim(self, bucket: str, owner: str, preferred: str | None = None) -> str:
         """Return the cell in which a bucket is to be created: the one where it is or was, else `preferred`, else a cell

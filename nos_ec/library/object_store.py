@@ -27,7 +27,6 @@ from nos_ec.monitoring.declarations import metrics
 from nos_ec.monitoring.declarations.library_metrics import LIBRARY
 from nos_ec.monitoring.exposition import Exposition, Sample, summed
 from nos_ec.monitoring.sources import batch_samples, read_samples, request_samples
-from nos_ec.ports.metadata import ROOT_ACCOUNT
 
 CLOSE_WAIT_S_MAX = 60.0
 """How long `close` waits for calls under way: longer than the time-outs of a storage cluster that does not answer."""
@@ -108,7 +107,7 @@ class ObjectStore:
         """Return the store that holds a bucket, after choosing one if the bucket is new. Raises Transient."""
         if self._single is not None:
             return self._single
-        return self._of_cell(self._cells.home(bucket) or self._cells.claim(bucket, ROOT_ACCOUNT))
+        return self._of_cell(self._cells.home_for_put(bucket))
 
     # --- writing ----------------------------------------------------------------------------------
     def put(

@@ -29,6 +29,8 @@ def open_store(where: Settings | str | os.PathLike[str], *, create: bool = False
     """
     settings = _settings(where)
     log_through_logging()
+    if create and settings.cells:
+        raise ConfigError("create=True does not create a store of several cells; run `nos-ec init`")
     if create:
         initialise(settings)
     elif isinstance(where, str | os.PathLike):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from nos_ec.ports.metadata import BucketRow, DirectoryRow
 from tests.rig.fakes.metadata_bench import MetadataBench
 
 
+@pytest.mark.invariant(12)
 class DirectoryContract:
     """All of `Directory`."""
 

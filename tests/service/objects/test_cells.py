@@ -20,6 +20,8 @@ from nos_ec.settings import Settings
 from tests.service.conftest import Bench
 from tests.service.s3.cell_stores import cells_config, new_cells
 
+pytestmark = pytest.mark.invariant(12)
+
 NAMES = [f"bucket-{number}" for number in range(10)]
 
 CELL_POINTS = ["cells.home_claimed"]
@@ -54,6 +56,11 @@ def test_objects_lie_in_the_cell_of_their_bucket(settings: Settings, store: Obje
     deleted = store.delete_many([f"{name}/k" for name in NAMES] + ["bucket-0/none"])
     assert [info.key.bucket for info in deleted] == NAMES
     assert list(store.buckets()) == []
+
+
+def test_cells_are_created_by_init_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run `nos-ec init`"):
+        open_store(str(cells_config(tmp_path, a=1, b=1)), create=True)
 
 
 def test_put_many_stores_together_only_what_is_in_one_cell(store: ObjectStore) -> None:

@@ -25,6 +25,8 @@ from nos_ec.settings import load_settings
 from tests.service.s3.cell_stores import cells_config, new_cells, serving_cells
 from tests.service.s3.s3_gateway import MASTERS, Gateway, refused
 
+pytestmark = pytest.mark.invariant(12)
+
 NAMES = [f"bucket-{number}" for number in range(12)]
 
 
