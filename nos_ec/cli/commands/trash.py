@@ -59,7 +59,7 @@ def undelete(
     if since or until:
         raise InvalidInput("--since and --until need -r; for one object, choose a --version of `nos-ec trash list`")
     key = parse_object(name)
-    with context(ctx).system() as system:
+    with context(ctx).home(key.bucket) as system:
         can = system.client.trash()
         try:
             row = can.undelete(can.find(key, version))
@@ -86,7 +86,7 @@ def _trash_off_hint(system: System) -> str:
 def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, str | None], as_json: bool) -> None:
     bucket, prefix = parse_prefix(target)
     counter = ItemCounter("undeleted", as_json, more={"older_versions_left": 0})
-    with context(ctx).system() as system:
+    with context(ctx).home(bucket) as system:
         can, deleted = system.client.trash(), _Between.of(between, system.clock.now_ms())
         if not any(can.pages(bucket, prefix)):
             where = f"{printable(bucket)}/{printable(prefix)}"
@@ -161,7 +161,7 @@ def trash_list(
     """
     shown: list[dict[str, Any]] = []
     count = size = 0
-    with context(ctx).system() as system:
+    with _opened(ctx, where) as system:
         now_ms = system.clock.now_ms()
         deleted, off = _Between.of((since, until), now_ms), _trash_off_hint(system)
         for every in _pages(system.client.trash(), where):
@@ -201,7 +201,7 @@ def trash_empty(
     if not yes:
         require_terminal(f"trash empty permanently deletes everything in {trash}")
     counter = ItemCounter("deleted", as_json)
-    with context(ctx).system() as system:
+    with _opened(ctx, where) as system:
         can = system.client.trash()
         if not yes:
             ask(f"Permanently delete everything in {trash}? [y/N] ")
@@ -210,6 +210,11 @@ def trash_empty(
             for page in _pages(can, where):
                 for row in can.purge(page):
                     count(row.users_size)
+
+
+def _opened(ctx: typer.Context, where: str) -> System:
+    """Open the store, or the cell of the bucket in which the command works."""
+    return context(ctx).home(where.partition("/")[0]) if where else context(ctx).system()
 
 
 def _pages(can: TrashCan, where: str) -> Iterator[Sequence[ObjectRow]]:

@@ -50,6 +50,11 @@ def _explained(given: Mapping[str, Any]) -> Scope:
     return Scope.STORE if "/" in given["target"] else Scope.FINDER
 
 
+def _of_bucket_or(scope: Scope) -> Callable[[Mapping[str, Any]], Scope]:
+    """Return the scope of a command that finds the cell of a bucket itself if one is given."""
+    return lambda given: Scope.STORE if given["where"] else scope
+
+
 def _each_if_once(given: Mapping[str, Any]) -> Scope:
     return Scope.EACH if given["once"] else Scope.STORE
 
@@ -65,18 +70,19 @@ _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
     "s3 lifecycle run": _each_unless("bucket"),
     "check": _each_unless("plan"),
     "scrub": _each_unless("plan"),
-    "trash list": _each_unless("where"),
+    "trash list": _of_bucket_or(Scope.EACH),
+    "trash empty": _of_bucket_or(Scope.ONE),
     "metadata dump": _each_unless("to"),
     "config check": lambda given: Scope.EACH if given["connect"] else Scope.STORE,
     "explain": _explained,
     **dict.fromkeys(("gc plan", "gc pause", "gc resume", "gc status", "status", "quarantine list"), Scope.EACH),
     **dict.fromkeys(("events", "daemons", "audit", "shards rebuild", "metadata dumps", "dead-letters"), Scope.EACH),
-    **dict.fromkeys(("console", "apply", "undelete", "trash empty", "quarantine release"), Scope.ONE),
+    **dict.fromkeys(("console", "apply", "quarantine release"), Scope.ONE),
     **dict.fromkeys(("metadata rebuild", "export events"), Scope.ONE),
     **dict.fromkeys(("bench pipeline", "bench life", "bench s3", "bench gc", "bench space", "bench read"), Scope.ONE),
     **dict.fromkeys(("s3 key create", "s3 key list", "s3 key disable", "s3 key enable"), Scope.DIRECTORY),
     **dict.fromkeys(("s3 key rotate", "s3 key remove", "s3 key end-sessions", "s3 key reencrypt"), Scope.DIRECTORY),
-    "s3 encryption-key add": Scope.DIRECTORY,
+    **dict.fromkeys(("s3 encryption-key add", "s3 encryption-key rewrap"), Scope.DIRECTORY),
 }
 """The scope of a command, by its words and what is given to it. The scope of all others is STORE."""
 

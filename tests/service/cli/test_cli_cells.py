@@ -155,7 +155,6 @@ def test_a_named_cell_is_like_a_store_of_its_own(cells: Cells) -> None:
         ("metadata", "dump", "--to", "a dump"),
         ("gc", "limit", "--bytes-per-s", "1MiB"),
         ("trash", "empty", "--yes"),
-        ("trash", "list", "photos"),
         ("init", "--new-shard", "3"),
     ],
 )

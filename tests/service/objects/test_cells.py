@@ -58,6 +58,33 @@ def test_objects_lie_in_the_cell_of_their_bucket(settings: Settings, store: Obje
     assert list(store.buckets()) == []
 
 
+def test_the_trash_of_a_bucket_is_that_of_its_cell(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = cells_config(tmp_path, a=1, b=1, c=1)
+    config.write_text(config.read_text().replace("[store]", "[trash]\nkeep_days = 3\n[store]"))
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+
+    def call(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run(["--config", str(config), *words]) == code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    for name in NAMES[:4]:
+        call("put", f"{name}/k", str(source))
+        call("rm", f"{name}/k")
+        assert json.loads(call("trash", "list", name, "--json"))["total_objects"] == 1
+        call("undelete", f"{name}/k")
+        assert call("ls", name).split() == [f"{name}/k"]
+        call("rm", f"{name}/k")
+        call("undelete", "-r", name)
+        call("rm", f"{name}/k")
+        call("trash", "empty", name, "--yes")
+        assert json.loads(call("trash", "list", name, "--json"))["total_objects"] == 0
+    call("trash", "empty", "--yes", code=2)
+
+
 def test_cells_are_created_by_init_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run `nos-ec init`"):
         open_store(str(cells_config(tmp_path, a=1, b=1)), create=True)

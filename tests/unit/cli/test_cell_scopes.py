@@ -8,7 +8,7 @@ from typing import Any
 from nos_ec.cli.app import all_commands
 from nos_ec.cli.terminal.cells import _SCOPES
 
-BY_BUCKET = {"put", "get", "rm", "ls", "stat", "s3 bucket create", "s3 bucket give", "s3 grant"}
+BY_BUCKET = {"undelete", "put", "get", "rm", "ls", "stat", "s3 bucket create", "s3 bucket give", "s3 grant"}
 """Their buckets say which cell they are about."""
 WITHOUT_STORE = {"simulate packing", "simulate gc", "capacity", "demo", "config show"}
 OF_ALL_CELLS = {"api", "s3 serve", "s3 worker", "cells list", "cells rebuild-directory"}
