@@ -43,15 +43,16 @@ class CellServices:
     """The answers of a gateway from several cells. Safe to call from several threads."""
 
     def __init__(self, cells: Cells, master_keys: MasterKeys, settings: S3Settings, timer: Callable[[], float]) -> None:
-        """A cell that has not answered for STALLED_S gets at most half of the threads that serve requests, so that the
-        others are served. `timer` returns seconds."""
+        """A cell gets at most three quarters of the threads that serve requests, and one that has not answered for
+        STALLED_S at most half of them, so that the others are served. `timer` returns seconds."""
         self._cells = cells
         self._master_keys = master_keys
         self._settings = settings
         self._timer = timer
         self._of: Mapping[str, _Cell] = {name: _Cell(name) for name in cells.names()}
         self._domains = settings.domain_names
-        self._requests_max = max(1, settings.threads // 2)
+        self._requests_max = max(1, settings.threads * 3 // 4)
+        self._requests_of_stalled = max(1, settings.threads // 2)
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
         """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
@@ -120,13 +121,14 @@ class CellServices:
         return None
 
     def _begin(self, cell: _Cell) -> None:
-        """Count a request of a cell. Raises Transient if the cell does not answer, and others wait for it already."""
+        """Count a request of a cell. Raises Transient if too many others wait for it already."""
         now_s = self._timer()
         with cell.lock:
             if not cell.requests:
                 cell.finished_s = now_s
-            if cell.requests >= self._requests_max and now_s - cell.finished_s > STALLED_S:
-                raise Transient(f"cell {cell.name} does not answer, and {cell.requests} requests wait for it already")
+            is_stalled = now_s - cell.finished_s > STALLED_S
+            if cell.requests >= (self._requests_of_stalled if is_stalled else self._requests_max):
+                raise Transient(f"{cell.requests} requests wait for cell {cell.name} already")
             cell.requests += 1
 
     def _end(self, cell: _Cell) -> None:
