@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from itertools import islice
 from random import Random
 from typing import Self
 
@@ -32,7 +31,12 @@ HOMES_MAX = 100_000
 """How many homes a process remembers."""
 _PAGE_BUCKETS = 1000
 _ENTERED = "cells"
-"""Name of the note, in the directory's database, of the cells whose buckets are in the directory."""
+"""Name of the note, in the directory's database, of the cells whose buckets are in the directory, with their ids."""
+_INCOMPLETE = "!"
+"""Begins the id, in that note, of a cell whose buckets are being entered."""
+_DIRECTORY = "directory"
+"""Name of the note, in the database of each cell, with the id of the store that has its directory."""
+_RECORD_TRIES = 10
 
 _log = structlog.get_logger(__name__)
 
@@ -51,10 +55,10 @@ class Cells:
         self._random = Random()
         self._lock = threading.Lock()
         self._systems: dict[str, System] = {}
-        self._failures: dict[str, NosError] = {}
+        self._failures: dict[str, Exception] = {}
         others = [name for name in settings.cells if name != self.directory_cell]
         self._tried = {name: threading.Event() for name in others}
-        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._homes: OrderedDict[str, DirectoryRow] = OrderedDict()
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._keep_opening, args=(name,), name=f"open-{name}", daemon=True)
@@ -89,7 +93,7 @@ class Cells:
         while not self._closing.is_set():
             try:
                 self._open(name)
-            except NosError as error:
+            except Exception as error:  # whatever is wrong with a cell, the others are served
                 if str(self._failures.get(name)) != str(error):
                     log = _log.warning if isinstance(error, Transient) else _log.error
                     log("a cell cannot be opened; trying again", cell=name, error=str(error))
@@ -124,14 +128,9 @@ class Cells:
     def _require_entered(self, name: str, system: System) -> None:
         """Raise ConfigError unless the directory has the buckets of this cell, and knows the cell as this store."""
         directory = system if name == self.directory_cell else self.directory
-        known = entered_cells(directory).get(name)
-        if known is None:
+        require_same_store(directory, system)
+        if name not in known_cells(directory):
             raise ConfigError(f"the buckets of cell {name} are not in the directory yet; run `nos-ec init`")
-        if known != system.store_id:
-            raise ConfigError(
-                f"cell {name} is another store than the one whose buckets are in the directory; correct"
-                f" store.metadata_url_file in [cells.{name}]"
-            )
 
     # --- cells ------------------------------------------------------------------------------------
     @property
@@ -163,38 +162,54 @@ class Cells:
             return dict(self._systems)
 
     # --- homes ------------------------------------------------------------------------------------
+    def known_home(self, bucket: str) -> str | None:
+        """Return the cell of a bucket if it is remembered."""
+        known = self._homes.get(bucket)
+        return None if known is None else known.home
+
     def home(self, bucket: str) -> str | None:
         """Return the cell of a bucket; None if there never was such a bucket. A home never changes, so that of a bucket
-        that exists is remembered, and then needs no directory. Raises Transient."""
+        that exists is remembered, and then needs no directory. Raises Transient, also for an unknown bucket while the
+        directory lacks those of a cell."""
         known = self._homes.get(bucket)
         if known is not None:
-            return known
+            return known.home
         row = self.directory.metadata.directory_row(bucket)
         if row is None:
+            self._require_whole_directory()
             return None
         return row.home if row.is_deleted else self._remembered(row)
 
     def home_for_put(self, bucket: str) -> str:
-        """Return the cell of a bucket into which a program puts an object without creating it. A bucket that does not
-        exist belongs to ROOT_ACCOUNT then. Raises Transient."""
-        return self._homes.get(bucket) or self.claim(bucket, ROOT_ACCOUNT)
+        """Return the cell of a bucket into which a program puts an object without creating it. One that never was
+        belongs to ROOT_ACCOUNT. Raises Transient."""
+        return self.home(bucket) or self.claim(bucket, ROOT_ACCOUNT)
 
     def claim(self, bucket: str, owner: str, preferred: str | None = None) -> str:
         """Return the cell in which a bucket is to be created: the one where it is or was, else `preferred`, else a cell
         by weight. Raises Transient."""
-        home = preferred or self.home(bucket) or self.choose()
+        home = self.home(bucket) or preferred or self.choose()
         row = self.directory.metadata.claim_home(bucket, owner, home, self._clock.now_ms())
         kill_point("cells.home_claimed")
         return self._remembered(row)
 
+    def _require_whole_directory(self) -> None:
+        """Raise Transient while the buckets of a cell are not in the directory: it would give their names away."""
+        if missing := self.settings.cells.keys() - entered_cells(self.directory).keys():
+            names = ", ".join(sorted(missing))
+            raise Transient(
+                f"the buckets of these cells are not in the directory: {names}; run `nos-ec cells rebuild-directory`"
+            )
+
     def choose(self) -> str:
         """Return a cell for a new bucket, at random by weight, among the cells that are open and have room. Raises
         Transient if there is none."""
-        weights: dict[str, int] = {}
-        for name, system in self.opened().items():
-            weight = self.settings.cells[name].weight
-            if weight and _has_room(system):
-                weights[name] = weight
+        opened = self.opened()
+        weights = {
+            name: cell.weight
+            for name, cell in self.settings.cells.items()
+            if cell.weight and name in opened and _has_room(opened[name])
+        }
         if not weights:
             raise Transient("no cell takes new buckets: those that have a weight cannot be reached, or have no room")
         return self._random.choices(list(weights), list(weights.values()))[0]
@@ -205,7 +220,7 @@ class Cells:
 
     def _remembered(self, row: DirectoryRow) -> str:
         with self._lock:
-            self._homes[row.bucket] = row.home
+            self._homes[row.bucket] = row
             if len(self._homes) > HOMES_MAX:
                 self._homes.popitem(last=False)
         return row.home
@@ -221,43 +236,110 @@ class Cells:
 
     def record(self, cell: str, bucket: str) -> None:
         """Make the directory say of a bucket what its row in this cell says. May be repeated. Raises Transient."""
-        directory = self.directory.metadata
+        known = self._homes.get(bucket)
         row = self.system(cell).metadata.bucket(bucket)
+        if known is not None and row is not None and (known.owner, known.created_ms) == (row.owner, row.created_ms):
+            return  # something else of the bucket was changed
+        found = record_bucket(self.directory, self.system(cell), bucket)
+        if found is not None and not found.is_deleted:
+            self._remembered(found)
+        else:
+            self._homes.pop(bucket, None)
+
+
+def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRow | None:
+    """Make the directory say of a bucket what its row in this cell says, and return that; None if neither has the
+    bucket. Two programs may do this at once, and the one that has read first may write last, so the cell is read again
+    after each write. Raises Transient."""
+    cell, written = cell_of(system), None
+    for _ in range(_RECORD_TRIES):
+        row = system.metadata.bucket(bucket)
         if row is not None:
             found = DirectoryRow(bucket, cell, row.owner, row.created_ms)
         else:
-            known = directory.directory_row(bucket)
-            if known is None or known.is_deleted:
-                return
+            known = directory.metadata.directory_row(bucket)
+            if known is None:
+                return None
             found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True)
-        for other in directory.record_in_directory([found]):
+        if found == written:
+            return found
+        for other in directory.metadata.record_in_directory([found]):
             _log.error("a bucket is in two cells; its home is served", bucket=bucket, home=other.home, other=cell)
+            return other
+        written = found
+    raise Transient(f"bucket {bucket} was changed again and again; try again")
+
+
+def known_cells(directory: System) -> dict[str, str]:
+    """Return the ids of the cells that the directory knows, by their names. Raises Transient."""
+    return {name: store_id.removeprefix(_INCOMPLETE) for name, store_id in _noted(directory)[1].items()}
 
 
 def entered_cells(directory: System) -> dict[str, str]:
-    """Return the ids of the cells whose buckets have been entered into the directory, by the names of the cells. Raises
+    """Return the ids of the cells whose buckets are all in the directory, by the names of the cells. Raises
     Transient."""
-    text = directory.metadata.note(_ENTERED)
-    return {} if text is None else dict(json.loads(text))
+    return {name: store_id for name, store_id in _noted(directory)[1].items() if not store_id.startswith(_INCOMPLETE)}
+
+
+def begin_entering(directory: System, cells: Collection[str]) -> None:
+    """Note that the directory lacks buckets of these cells, from now on until `enter_buckets` is done. Raises
+    Transient."""
+    _note(directory, {name: _INCOMPLETE + known for name, known in known_cells(directory).items() if name in cells})
 
 
 def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow]) -> list[DirectoryRow]:
-    """Enter all buckets of a cell into the directory, which then knows the cell. Returns the rows of those that have
-    another home, where they stay. May be repeated after any error. Raises ConfigError if the cell is also known under
-    another name, Transient."""
+    """Enter all buckets of a cell into the directory, which then knows the cell, and mark those that are gone. Returns
+    the rows of those that have another home, where they stay. May be repeated after any error. Raises what
+    `require_same_store` raises, Transient."""
     cell = cell_of(system)
+    require_same_store(directory, system)
     elsewhere: list[DirectoryRow] = []
-    for rows in _batches(iter(buckets)):
-        found = [DirectoryRow(row.name, cell, row.owner, row.created_ms) for row in rows]
-        elsewhere += directory.metadata.record_in_directory(found)
+    for row in buckets:
+        found = record_bucket(directory, system, row.name)
+        if found is not None and found.home != cell:
+            elsewhere.append(found)
+    after = ""
+    while page := directory.metadata.directory_page(after, _PAGE_BUCKETS):
+        for listed in page:
+            if listed.home == cell and not listed.is_deleted and system.metadata.bucket(listed.bucket) is None:
+                record_bucket(directory, system, listed.bucket)
+        after = page[-1].bucket
+    system.metadata.store_note(_DIRECTORY, directory.store_id, None)
+    require_same_store(directory, system)
+    _note(directory, {cell: system.store_id})
+    return elsewhere
+
+
+def require_same_store(directory: System, system: System) -> None:
+    """Raise ConfigError if a cell is another store than the directory knows by its name, or the directory is not that
+    of the cell."""
+    cell, known = cell_of(system), known_cells(directory)
+    if known.get(cell, system.store_id) != system.store_id:
+        raise _another_store(cell)
+    for name, store_id in known.items():
+        if store_id == system.store_id and name != cell:
+            raise ConfigError(f"the cells {name} and {cell} are the same store; give each a database of its own")
+    if system.metadata.note(_DIRECTORY) not in (None, directory.store_id):
+        raise ConfigError(f"the directory of cell {cell} is in another cell; correct store.directory")
+
+
+def _another_store(cell: str) -> ConfigError:
+    return ConfigError(
+        f"cell {cell} is another store than the one whose buckets are in the directory; correct the database and the"
+        f" places in [cells.{cell}], or bring back what is missing there"
+    )
+
+
+def _noted(directory: System) -> tuple[str | None, dict[str, str]]:
+    text = directory.metadata.note(_ENTERED)
+    return text, {} if text is None else json.loads(text)
+
+
+def _note(directory: System, changed: Mapping[str, str]) -> None:
     while True:
-        text = directory.metadata.note(_ENTERED)
-        known: dict[str, str] = {} if text is None else json.loads(text)
-        for name, store_id in known.items():
-            if store_id == system.store_id and name != cell:
-                raise ConfigError(f"the cells {name} and {cell} are the same store; give each a database of its own")
-        if directory.metadata.store_note(_ENTERED, json.dumps(known | {cell: system.store_id}), text):
-            return elsewhere
+        text, known = _noted(directory)
+        if directory.metadata.store_note(_ENTERED, json.dumps(known | dict(changed)), text):
+            return
 
 
 def cell_of(system: System) -> str:
@@ -278,26 +360,38 @@ def open_cells(settings: Settings, clock: Clock, opened: Callable[[System], None
     return cells
 
 
-def open_home(settings: Settings, bucket: str, *, creates: bool = False) -> System:
+def open_home(settings: Settings, bucket: str, *, creates: bool = False, preferred: str | None = None) -> System:
     """Open the store, or of several cells the one that holds a bucket. `creates`: the bucket gets a home if it has
-    none, because an object will be put into it. Raises NotFound, ConfigError, Transient."""
+    none, because an object will be put into it: `preferred`, else one by weight. Raises NotFound, ConfigError,
+    Transient."""
     if not settings.cells:
         return open_system(settings)
     assert settings.store.directory is not None
     with open_system(settings.of_cell(settings.store.directory)) as first:
-        if missing := settings.cells.keys() - entered_cells(first).keys():
+        ids = known_cells(first)
+        row = first.metadata.directory_row(bucket)
+        missing = settings.cells.keys() - entered_cells(first).keys()
+        if row is None and missing:
             names = ", ".join(sorted(missing))
             raise ConfigError(f"the buckets of these cells are not in the directory yet: {names}; run `nos-ec init`")
-        row = first.metadata.directory_row(bucket)
         if row is None and not creates:
             raise NotFound(f"there is no bucket {bucket}")
-        home = row.home if row is not None else _choose(settings)
-        if row is None or (creates and row.is_deleted):
+        home = row.home if row is not None else preferred or _choose(settings, ids)
+        if row is None:
             home = first.metadata.claim_home(bucket, ROOT_ACCOUNT, home, first.clock.now_ms()).home
-    return open_system(settings.of_cell(home))
+    return _open_known(settings, home, ids)
 
 
-def _choose(settings: Settings) -> str:
+def _open_known(settings: Settings, cell: str, ids: Mapping[str, str]) -> System:
+    """Open a cell. Raises ConfigError if it is another store than the one with this id."""
+    system = open_system(settings.of_cell(cell))
+    if system.store_id != ids.get(cell):
+        system.__exit__()
+        raise _another_store(cell)
+    return system
+
+
+def _choose(settings: Settings, ids: Mapping[str, str]) -> str:
     """Return a cell for a new bucket: by weight, one that can be reached and has room."""
     weights = {name: cell.weight for name, cell in settings.cells.items() if cell.weight}
     if not weights:
@@ -306,7 +400,7 @@ def _choose(settings: Settings) -> str:
         name = Random().choices(list(weights), list(weights.values()))[0]
         del weights[name]
         try:
-            with open_system(settings.of_cell(name)) as system:
+            with _open_known(settings, name, ids) as system:
                 system.client.require_put_space()
         except NosError:
             if not weights:
@@ -321,8 +415,3 @@ def _has_room(system: System) -> bool:
     except NosError:
         return False
     return True
-
-
-def _batches(buckets: Iterator[BucketRow]) -> Iterator[list[BucketRow]]:
-    while batch := list(islice(buckets, _PAGE_BUCKETS)):
-        yield batch

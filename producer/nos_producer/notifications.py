@@ -61,6 +61,8 @@ class NotificationSender:
         self.events_max = events_max
         self._failed: dict[str, tuple[int, int]] = {}
         """When each failing topic is tried again, and the wait after its next failure."""
+        self._first_slot: dict[str, int] = {}
+        """The slot after the one that failed last, by topic."""
         self._count_ms = 0
         self.counters = NotificationCounters()
 
@@ -69,7 +71,9 @@ class NotificationSender:
         metadata; topics that fail are logged."""
         now_ms = self._clock.now_ms()
         sent = 0
-        for topic, slot in self._metadata.outbox_queues(self._held_slots.slots()):
+        queues = self._metadata.outbox_queues(self._held_slots.slots())
+        # The slots after the one that failed last come first, or a message that always fails would stop them.
+        for topic, slot in sorted(queues, key=lambda queue: (queue[1] < self._first_slot.get(queue[0], 0), queue)):
             if now_ms >= self._failed.get(topic, (0, 0))[0] and slot in self._held_slots.slots():
                 sent += self._send(topic, slot)
         if now_ms >= self._count_ms:
@@ -92,6 +96,7 @@ class NotificationSender:
         self.counters.sent += len(taken)
         if failures:
             self._put_off(topic, next(iter(failures.values())))
+            self._first_slot[topic] = slot + 1
         else:
             self._failed.pop(topic, None)
         return len(taken)

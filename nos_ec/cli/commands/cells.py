@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,11 +12,11 @@ from rich.table import Table
 
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, err, out
-from nos_ec.composition.cells import cell_of, enter_buckets, entered_cells
+from nos_ec.composition.cells import begin_entering, cell_of, enter_buckets, entered_cells, require_same_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import InvalidInput, NosError
 from nos_ec.gateway.auth.accounts import Accounts
-from nos_ec.ports.metadata import DirectoryRow
+from nos_ec.ports.metadata import BucketRow, DirectoryRow
 from nos_ec.settings import Settings
 
 _PAGE = 1000
@@ -73,8 +74,8 @@ def rebuild_directory(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 def enter_cell(settings: Settings, name: str) -> None:
     """Enter the buckets of a cell into the directory, unless they are there. Names those that another cell has as well.
-    If the directory cannot be reached, says that the cell is not served yet. Raises ConfigError if the cell is in the
-    directory under another name."""
+    If the directory cannot be reached, says that the cell is not served yet. Raises what
+    `require_same_store` raises."""
     try:
         directory = _open_directory(settings)
     except NosError as error:
@@ -82,6 +83,8 @@ def enter_cell(settings: Settings, name: str) -> None:
         return
     with directory:
         if name in entered_cells(directory):
+            with open_system(settings.of_cell(name)) as system:
+                require_same_store(directory, system)
             return
         _, elsewhere = _fill(settings, directory, name)
     for row in elsewhere:
@@ -95,6 +98,7 @@ def fill_directory(settings: Settings, as_json: bool) -> None:
     elsewhere: list[tuple[str, DirectoryRow]] = []
     failure: NosError | None = None
     with _open_directory(settings) as directory:
+        begin_entering(directory, settings.cells)
         for name in settings.cells:
             try:
                 entered[name], others = _fill(settings, directory, name)
@@ -127,8 +131,16 @@ def _fill(settings: Settings, directory: System, name: str) -> tuple[int, list[D
         is_directory = name == cell_of(directory)
         system = directory if is_directory else stack.enter_context(open_system(settings.of_cell(name)))
         accounts = Accounts(system.metadata, system.clock, os.urandom)
-        rows = [row for row, _ in accounts.buckets(None)]
-        return len(rows), enter_buckets(directory, system, rows)
+        count = 0
+
+        def buckets() -> Iterator[BucketRow]:
+            nonlocal count
+            for row, _ in accounts.buckets(None):
+                count += 1
+                yield row
+
+        elsewhere = enter_buckets(directory, system, buckets())
+        return count, elsewhere
 
 
 def _open_directory(settings: Settings) -> System:

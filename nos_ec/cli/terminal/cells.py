@@ -117,6 +117,8 @@ def over_cells(run: Command, *words: str, sum_up: Sum | None = None) -> Command:
     @wraps(run)
     def call(ctx: typer.Context, **given: Any) -> None:
         found = context(ctx)
+        if scope is Scope.DIRECTORY and found.cell is not None:
+            _require_directory(found)
         if found.cell is not None or (settings := _settings(found)) is None or not settings.cells:
             run(ctx, **given)
             return
@@ -143,6 +145,13 @@ def over_cells(run: Command, *words: str, sum_up: Sum | None = None) -> Command:
                 _each_cell(once, cells, total, as_json=given["as_json"])
 
     return call
+
+
+def _require_directory(found: Context) -> None:
+    """Raise InvalidInput if a cell was given that is not the one of the directory."""
+    directory = found.whole().store.directory if found.whole().cells else found.cell
+    if found.cell != directory:
+        raise InvalidInput(f"keys are those of the whole store, in cell {directory}; leave out --cell")
 
 
 def _settings(found: Context) -> Settings | None:

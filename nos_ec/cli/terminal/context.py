@@ -110,7 +110,7 @@ class Context:
 
         if self.cell is None or not creates:
             return open_home(self.settings(), bucket, creates=creates)
-        system = open_home(self.whole(), bucket, creates=True)
+        system = open_home(self.whole(), bucket, creates=True, preferred=self.cell)
         try:
             self.require_home(bucket, system.settings.cell)
         except InvalidInput:

@@ -163,6 +163,10 @@ class Access:
         self._documents: _Cache[bytes | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
         self._rules: _Cache[BucketRules | None] = _Cache(clock, remember_ms, DOCUMENTS_MAX)
 
+    def share_keys(self, other: Access) -> None:
+        """Remember access keys and sessions together with another one, which has the same."""
+        self._keys, self._sessions = other._keys, other._sessions
+
     def sender(self, access_key: str, token: str | None) -> Sender | None:
         """Return who signs with an access key, or with temporary credentials if there is a token; None if no active
         access key has this name. Raises S3Error (InvalidToken, ExpiredToken), Transient, ConfigError, Corrupt."""

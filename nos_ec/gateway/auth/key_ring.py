@@ -98,6 +98,9 @@ class KeyRing:
         with self._lock:
             self._look_up_sometimes()
             numbers = [number for number, name in self._kms_keys.items() if kms_key in (None, name)]
+            # A newer key that cannot be opened may be of this KMS key, and must not be replaced by another one.
+            if (unreadable := max(self._unreadable, default=0)) > max(numbers, default=0):
+                raise self._unreadable[unreadable]
         return (number := max(numbers), self.key(number)) if numbers else None
 
     def kms_key(self, number: int) -> str | None:
@@ -168,20 +171,32 @@ class KeyRing:
 
     def wrap_again(self, random: Callable[[int], bytes]) -> int:
         """Let the key service encrypt all of its keys again, with the newest versions of the KMS keys. Returns how many
-        were changed. It may be repeated. Raises ConfigError, Corrupt, Transient."""
+        were changed. A key that the service refuses does not stop the others; its error is raised at the end. It may be
+        repeated. Raises ConfigError, Corrupt, Transient."""
         with self._lock:
             self._look_up()
             wrapped = dict(self._wrapped)
-        changed = 0
+        changed, failure = 0, None
         for number, old in wrapped.items():
-            new = self._require_service().wrap_again(self._kms_keys[number], old)
-            record = self._metadata.access_key(_name(number))
-            if new.split(":")[1] == old.split(":")[1] or record is None:
-                continue
-            secret = f"{_OF_SERVICE} {self._kms_keys[number]} {new}"
-            sealed = self._masters.seal(record.access_key, secret, random(NONCE_BYTES))
-            changed += self._metadata.change_access_key(record.access_key, secret=sealed, instead_of=record.secret)
+            try:
+                changed += self._wrap_one_again(number, old, random)
+            except (ConfigError, Corrupt) as error:  # the other keys can still be changed
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return changed
+
+    def _wrap_one_again(self, number: int, old: str, random: Callable[[int], bytes]) -> bool:
+        service, kms_key = self._require_service(), self._kms_keys[number]
+        new = service.wrap_again(kms_key, old)
+        record = self._metadata.access_key(_name(number))
+        if new.split(":")[1] == old.split(":")[1] or record is None:
+            return False
+        # The old record is the only one, and running processes would not notice that the new one is wrong.
+        if service.unwrap(kms_key, new) != service.unwrap(kms_key, old):
+            raise Corrupt(f"key {number} of the store: the key service returned another key; the record stays as it is")
+        sealed = self._masters.seal(record.access_key, f"{_OF_SERVICE} {kms_key} {new}", random(NONCE_BYTES))
+        return self._metadata.change_access_key(record.access_key, secret=sealed, instead_of=record.secret)
 
     def _found(self, number: int) -> bytes:
         if number in self._known:
@@ -225,7 +240,10 @@ class KeyRing:
     def _secret_of_kms(self, kms_key: str, key: bytes) -> str:
         if self._service is None:
             return f"{_OF_KMS} {kms_key} {key.hex()}"
-        return f"{_OF_SERVICE} {kms_key} {self._service.wrap(kms_key, key)}"
+        wrapped = self._service.wrap(kms_key, key)
+        if self._service.unwrap(kms_key, wrapped) != key:
+            raise Corrupt("the key service does not return the key that it was given")
+        return f"{_OF_SERVICE} {kms_key} {wrapped}"
 
     def _remember(self, number: int, key: bytes | str, kms_key: str | None) -> None:
         """Remember a key, or a wrapped one."""

@@ -82,9 +82,9 @@ class KeyService:
 
     def unwrap(self, kms_key: str, wrapped: str) -> bytes:
         """Return the key that was wrapped. Raises the same as `wrap`."""
+        found = self._call("decrypt", kms_key, ciphertext=wrapped)
         try:
-            plain = self._call("decrypt", kms_key, ciphertext=wrapped)["plaintext"]
-            return base64.b64decode(str(plain), validate=True)
+            return base64.b64decode(str(found["plaintext"]), validate=True)
         except (KeyError, ValueError):
             raise Corrupt("the key service answered without a key") from None
 
@@ -114,7 +114,7 @@ class KeyService:
             )
         try:
             return dict(json.loads(body)["data"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise Corrupt("the key service answered with something else than JSON with data") from None
 
     def _failed(self, error: Exception) -> Transient:
@@ -126,7 +126,10 @@ class KeyService:
         return Transient(why)
 
     def _request(self, target: str, body: bytes) -> tuple[int, bytes]:
-        headers = {"X-Vault-Token": self._read_token(), "Content-Type": "application/json"}
+        token = self._read_token()
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise ConfigError("the token in s3.kms_token_file has spaces or other wrong characters", settings=_SETTINGS)
+        headers = {"X-Vault-Token": token, "Content-Type": "application/json"}
         if self._tls is None:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=DEADLINE_S)
         else:
@@ -138,7 +141,10 @@ class KeyService:
         try:
             connection.request("POST", target, body, headers)
             answer = connection.getresponse()
-            return answer.status, answer.read(_ANSWER_BYTES_MAX)
+            body = answer.read(_ANSWER_BYTES_MAX)
+            if answer.length:  # the rest did not arrive, or is too long
+                raise Transient("the key service is slow to answer, or sends too much")
+            return answer.status, body
         finally:
             watch.cancel()
             connection.close()
@@ -152,5 +158,5 @@ def _abort(connection: http.client.HTTPConnection) -> None:
 def _errors(body: bytes) -> str:
     try:
         return "; ".join(map(str, json.loads(body)["errors"]))[:200] or "no reason was given"
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return "no reason was given"

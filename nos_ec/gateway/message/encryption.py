@@ -69,9 +69,9 @@ class Encryption:
         named, kms_key = call.request.header(HEADER), call.request.header(KMS_KEY_HEADER)
         if named == KMS:
             of_bucket = None if call.access is None else self._by_bucket(call.access)
-            if kms_key is None and of_bucket is not None and of_bucket != AES256:
+            if not kms_key and of_bucket is not None and of_bucket != AES256:
                 return of_bucket
-            return with_kms_key(kms_key)
+            return with_kms_key(kms_key or None)
         if kms_key is not None:
             raise invalid_argument(f"A key id needs the header {HEADER}: {KMS}", KMS_KEY_HEADER, kms_key)
         if named is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nos_ec.composition.cells import Cells
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
-from nos_ec.gateway.message.body import BodyWanted, Source
+from nos_ec.gateway.message.body import BodyWanted, Source, Unasked
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.object_operations import ObjectOperations
@@ -43,16 +43,16 @@ class CellServices:
     """The answers of a gateway from several cells. Safe to call from several threads."""
 
     def __init__(self, cells: Cells, master_keys: MasterKeys, settings: S3Settings, timer: Callable[[], float]) -> None:
-        """A cell gets at most three quarters of the threads that serve requests, and one that has not answered for
-        STALLED_S at most half of them, so that the others are served. `timer` returns seconds."""
+        """A cell that has not answered for STALLED_S gets at most half of the threads that serve requests, and three
+        quarters before that, so that the others are served. `timer` returns seconds."""
         self._cells = cells
         self._master_keys = master_keys
         self._settings = settings
         self._timer = timer
         self._of: Mapping[str, _Cell] = {name: _Cell(name) for name in cells.names()}
         self._domains = settings.domain_names
-        self._requests_max = max(1, settings.threads * 3 // 4)
-        self._requests_of_stalled = max(1, settings.threads // 2)
+        threads = settings.threads
+        self._most_first, self._most = max(1, threads * 3 // 4), max(1, threads // 2)
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
         """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
@@ -61,11 +61,16 @@ class CellServices:
             bucket = self._bucket_of(request)
             if bucket is not None:
                 cell = self._cell_of(request, bucket)
-            self._begin(cell)
-            try:
-                reply = (cell.service or self._service(cell)).answer(request, source, record)
-            finally:
-                self._end(cell)
+            # A copy takes as long as its object is large, which says nothing about the cell.
+            if b"x-amz-copy-source" in request.header_values:
+                reply = self._service(cell).answer(request, source, record)
+            else:
+                self._begin(cell)
+                try:
+                    counted = source if isinstance(source, Unasked) else _Uncounted(source, cell)
+                    reply = (cell.service or self._service(cell)).answer(request, counted, record)
+                finally:
+                    self._end(cell)
         except BodyWanted:
             raise
         except Exception as error:
@@ -83,9 +88,16 @@ class CellServices:
     def _cell_of(self, request: Request, bucket: str) -> _Cell:
         """Return the cell that serves a request about a bucket. For a bucket that there never was, only CreateBucket
         matters: all others are answered alike by every cell."""
-        home = self._cells.home(bucket)
+        home = self._cells.known_home(bucket)
         if home is None:
-            home = self._cells.choose() if request.method == "PUT" else self._cells.directory_cell
+            directory = self._of[self._cells.directory_cell]
+            self._begin(directory)
+            try:
+                home = self._cells.home(bucket)
+            finally:
+                self._end(directory)
+        if home is None:
+            home = self._cells.choose() if _may_create(request) else self._cells.directory_cell
         return self._named(home, bucket)
 
     def _named(self, home: str, bucket: str) -> _Cell:
@@ -106,6 +118,9 @@ class CellServices:
                         _HomesOf(self._cells, cell.name),
                         self._operations_of,
                     )
+                    if cell.name != self._cells.directory_cell:
+                        directory = self._service(self._of[self._cells.directory_cell])
+                        cell.service.share_keys(directory)
         return cell.service
 
     def _operations_of(self, bucket: str) -> ObjectOperations:
@@ -126,8 +141,8 @@ class CellServices:
         with cell.lock:
             if not cell.requests:
                 cell.finished_s = now_s
-            is_stalled = now_s - cell.finished_s > STALLED_S
-            if cell.requests >= (self._requests_of_stalled if is_stalled else self._requests_max):
+            waits_s = now_s - cell.finished_s
+            if cell.requests >= (self._most if waits_s > STALLED_S else self._most_first) and waits_s > STALLED_S / 4:
                 raise Transient(f"{cell.requests} requests wait for cell {cell.name} already")
             cell.requests += 1
 
@@ -135,6 +150,30 @@ class CellServices:
         with cell.lock:
             cell.requests -= 1
             cell.finished_s = self._timer()
+
+
+def _may_create(request: Request) -> bool:
+    """Return whether a request may be CreateBucket."""
+    names_bucket_alone = b"/" not in request.raw_path.strip(b"/")
+    return request.method == "PUT" and names_bucket_alone and request.raw_query in (b"", b"x-id=CreateBucket")
+
+
+class _Uncounted(Source):
+    """A body. While its client sends it, the request does not count as one that waits for the cell."""
+
+    def __init__(self, source: Source, cell: _Cell) -> None:
+        self._source = source
+        self._cell = cell
+
+    def next_piece(self) -> bytes:
+        """See Source."""
+        with self._cell.lock:
+            self._cell.requests -= 1
+        try:
+            return self._source.next_piece()
+        finally:
+            with self._cell.lock:
+                self._cell.requests += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,10 @@ class Service:
             "PutObjectLegalHold": locks.put_legal_hold,
         }
 
+    def share_keys(self, other: Service) -> None:
+        """Remember access keys and sessions together with the service of another cell."""
+        self._access.share_keys(other._access)
+
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
         """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
         try:

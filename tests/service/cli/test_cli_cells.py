@@ -180,7 +180,7 @@ def test_keys_are_those_of_the_cell_of_the_directory(cells: Cells, monkeypatch: 
     key = cells.json("s3", "key", "create", "alice")["access_key"]
     assert [one["access_key"] for one in cells.json("s3", "key", "list")["keys"]] == [key]
     assert [one["access_key"] for one in cells.json("--cell", "bb", "s3", "key", "list")["keys"]] == [key]
-    assert cells.json("--cell", "a", "s3", "key", "list")["keys"] == []
+    cells.text("--cell", "a", "s3", "key", "list", exits=2)
 
 
 def test_the_audit_trail_is_shown_by_cell_unless_all_cells_share_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.settings import Settings
 from tests.service.conftest import Bench
-from tests.service.s3.cell_stores import cells_config, new_cells
+from tests.service.s3.cell_stores import SPREADING, cells_config, new_cells
 
 pytestmark = pytest.mark.invariant(12)
 
@@ -35,6 +36,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def store(settings: Settings) -> Iterator[ObjectStore]:
     with open_store(settings) as opened:
+        opened._cells._random.seed(SPREADING)
         yield opened
 
 
@@ -194,6 +196,38 @@ def test_cells_that_were_exchanged_are_refused(tmp_path: Path, settings: Setting
             store._cells.system("c")
         with pytest.raises(Transient, match="cell b is not open yet: there is no metadata store"):
             store._cells.system("b")
+
+
+def test_commands_refuse_cells_that_were_exchanged_or_are_empty(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = cells_config(tmp_path, a=0, b=1, c=0)
+    text, source = config.read_text(), tmp_path / "source"
+    source.write_bytes(b"x")
+    assert run(["--config", str(config), "put", "x/k", str(source)]) == 0
+    swapped = text.replace('root = "b"', 'root = "x"').replace('root = "c"', 'root = "b"').replace('"x"', '"c"')
+    config.write_text(swapped)
+    for words in (["put", "x/k", str(source)], ["put", "new/k", str(source)], ["init"]):
+        assert run(["--config", str(config), *words]) == 3, words
+    config.write_text(text)
+    (tmp_path / "b").rename(tmp_path / "away")
+    assert run(["--config", str(config), "init"]) == 3
+    assert "cell b is another store" in capsys.readouterr().err
+    for words in (["put", "x/k", str(source)], ["cells", "rebuild-directory"]):
+        assert run(["--config", str(config), *words]) == 3, words
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "away").rename(tmp_path / "b")
+    assert run(["--config", str(config), "cells", "rebuild-directory"]) == 0
+    assert run(["--config", str(config), "get", "x/k", "-o", str(tmp_path / "out")]) == 0
+
+
+def test_the_directory_cannot_move_to_another_cell(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = cells_config(tmp_path, a=1, b=1, c=1)
+    config.write_text(config.read_text().replace('directory = "a"', 'directory = "b"'))
+    assert run(["--config", str(config), "init"]) == 3
+    assert "is in another cell; correct store.directory" in capsys.readouterr().err
 
 
 def test_the_same_store_under_two_names_is_refused(

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.commands.cells import enter_cell
-from nos_ec.composition.cells import Cells, open_cells
+from nos_ec.composition.cells import Cells, enter_buckets, open_cells
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.server.cell_services import CellServices
@@ -29,6 +29,9 @@ partitions = 2
 device_bytes = "24MiB"
 segment_bytes = "4MiB"
 """
+
+SPREADING = 3
+"""With this seed, a dozen buckets are in all of three cells."""
 
 
 def cells_config(folder: Path, **weights: int) -> Path:
@@ -65,6 +68,8 @@ def serving_beside(system: System, folder: Path) -> Iterator[Gateway]:
         for name, one in opened.items():
             cells._systems[name] = one
             cells._follow(name, one)
+            one.settings = cells.settings.of_cell(name)
+            enter_buckets(directory, one, [])
         with _gateway(cells, system) as gateway:
             gateway.accounts = Accounts(directory.metadata, directory.clock, os.urandom)
             yield gateway
@@ -82,4 +87,5 @@ def _gateway(cells: Cells, system: System) -> Iterator[Gateway]:
 def serving_cells(settings: Settings) -> Iterator[tuple[Cells, Gateway]]:
     """The open cells and a gateway of them, whose accounts are those of the directory."""
     with open_cells(settings, SystemClock()) as cells, _gateway(cells, cells.directory) as gateway:
+        cells._random.seed(SPREADING)
         yield cells, gateway

@@ -357,3 +357,87 @@ def test_a_cell_that_stalls_leaves_threads_to_the_others(
         thread.join()
     assert codes == ["served"] * 4
     assert ann.get_object(Bucket=stalled, Key="k")["Body"].read() == b"x"
+
+
+def test_a_name_is_not_given_away_while_a_cell_is_not_entered(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, gateway = served
+    ann, bob = gateway.client("ann"), gateway.client("bob")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+    stays = homes(cells)
+    metadata: Any = cells.directory.metadata
+    metadata._write(lambda connection: connection.execute(delete(DIRECTORY)))
+    real = open_system
+
+    def opened(of_cell: Any) -> System:
+        if of_cell.cell == "b":
+            raise Transient("its database is away")
+        return real(of_cell)
+
+    monkeypatch.setattr("nos_ec.cli.commands.cells.open_system", opened)
+    with pytest.raises(Transient, match="its database is away"):
+        fill_directory(cells.settings, as_json=True)
+    cells._homes.clear()
+    of_b = next(name for name, home in stays.items() if home == "b")
+    refused("ServiceUnavailable", 503, bob.create_bucket, Bucket=of_b)
+    refused("ServiceUnavailable", 503, ann.list_objects_v2, Bucket=of_b)
+    monkeypatch.undo()
+    fill_directory(cells.settings, as_json=True)
+    assert homes(cells) == stays
+    refused("BucketAlreadyExists", 409, bob.create_bucket, Bucket=of_b)
+
+
+def test_the_directory_forgets_what_is_gone(served: tuple[Cells, Gateway]) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+    ann.create_bucket(Bucket="gone")
+    row = cells.directory.metadata.directory_row("gone")
+    assert row is not None
+    ann.delete_bucket(Bucket="gone")
+    cells.directory.metadata.record_in_directory([row])  # as a restored backup would
+    assert len(ann.list_buckets()["Buckets"]) == 1
+    fill_directory(cells.settings, as_json=True)
+    assert ann.list_buckets()["Buckets"] == []
+
+
+def test_documents_can_be_changed_while_the_directory_is_away(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+    other = next(name for name in NAMES if homes(cells)[name] != "a")
+
+    def away(*_: object) -> Any:
+        raise Transient("the directory is away")
+
+    for method in ("directory_row", "record_in_directory", "access_key", "note"):
+        monkeypatch.setattr(cells.directory.metadata, method, away)
+    ann.put_bucket_versioning(Bucket=other, VersioningConfiguration={"Status": "Enabled"})
+    assert ann.get_bucket_versioning(Bucket=other)["Status"] == "Enabled"
+
+
+def test_a_busy_cell_that_answers_refuses_nothing(served: tuple[Cells, Gateway]) -> None:
+    _, gateway = served
+    ann = gateway.client("ann")
+    ann.create_bucket(Bucket="busy")
+    failures: list[str] = []
+
+    def ask() -> None:
+        client = gateway.client("ann")
+        for number in range(15):
+            try:
+                client.put_object(Bucket="busy", Key=f"k{number}", Body=b"x")
+                client.get_object(Bucket="busy", Key=f"k{number}")
+            except Exception as error:
+                failures.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
