@@ -28,6 +28,7 @@ from nos_ec.adapters.local.blocks.shard_rebuild import LocalShards
 from nos_ec.adapters.local.files.durable import make_folder
 from nos_ec.adapters.local.landing_store import LocalLandingStore
 from nos_ec.adapters.local.message_log import LocalConsumer, LocalMessageLog
+from nos_ec.adapters.local.notification_files import NotificationFiles
 from nos_ec.adapters.local.store_mark import claim_root, require_root_of
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, NotFound
 from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind
@@ -416,6 +417,37 @@ def _numbers(root: Path) -> list[int]:
     return [entry.seen["number"] for entry in TrailReader(root / "deep").entries(0, lambda _: True)]
 
 
+class Notifications:
+    """Messages of one topic, in a file that a crash may cut short."""
+
+    def __init__(self) -> None:
+        self.history = History()
+
+    def work(self, recorder: Recorder, root: Path) -> None:
+        self.history.recorder = recorder
+        files = NotificationFiles(root / "deep")
+        for number in range(4):
+            self.history.did(str(number), partial(_publish, files, number))
+
+    def check(self, root: Path, position: int) -> None:
+        done = {_message(number) for number in range(4) if self.history.was_done(str(number), position)}
+        begun = {_message(number) for number in range(4) if self.history.was_begun(str(number), position)}
+        file = root / "deep" / "topic.jsonl"
+        whole = set(file.read_bytes().split(b"\n")[:-1]) if file.exists() else set()
+        assert done <= whole
+        assert len(whole - begun) <= 1, "more than the line of the last message is damaged"
+        _publish(NotificationFiles(root / "deep"), 4)
+        assert file.read_bytes().endswith(b"\n" + _message(4) + b"\n") or file.read_bytes() == _message(4) + b"\n"
+
+
+def _message(number: int) -> bytes:
+    return b'{"number": %d, "text": "%s"}' % (number, b"x" * 3_000)
+
+
+def _publish(files: NotificationFiles, number: int) -> None:
+    assert files.publish_to("topic", [(b"key", _message(number))]) == {}
+
+
 # --- cutting --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recorded:
@@ -458,7 +490,7 @@ def loses(recorded: Recorded, folder: Path, ignoring: Site) -> bool:
     return False
 
 
-CASES: list[Callable[[], Case]] = [Blocks, RebuiltShards, Copies, Log, Marks, Segments, Trail]
+CASES: list[Callable[[], Case]] = [Blocks, RebuiltShards, Copies, Log, Marks, Segments, Trail, Notifications]
 
 
 @pytest.fixture(autouse=True)

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nos_ec.adapters.local.files.durable import make_folder, sync_folder
+from nos_ec.adapters.local.files.durable import make_folder, sync_folder, write_at
 from nos_ec.core.errors import NosError, Transient
 
 
 class NotificationFiles:
     """A `NotificationPublisher`. A message is a line of JSON in `FOLDER/TOPIC.jsonl`, durable on return.
 
-    Nothing removes lines. A reader may move the file away: the next message begins another one. A line that a crash has
-    cut short is ended before the next message, which repeats it.
+    Nothing removes lines. A reader may move the file away: the next message begins another one. A crash may cut the
+    last line short or damage it. Then it is not valid JSON, and the next line repeats the message.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,12 +39,14 @@ class NotificationFiles:
     def _append(self, path: Path, lines: bytes) -> None:
         make_folder(self._folder)
         is_new = not path.exists()
-        with path.open("a+b", buffering=0) as file:
-            if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
                 lines = b"\n" + lines
-            view = memoryview(lines)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
+            write_at(fd, [lines], size)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         if is_new:
             sync_folder(self._folder)

@@ -120,7 +120,7 @@ def over_cells(run: Command, *words: str, sum_up: Sum | None = None) -> Command:
         if scope is Scope.DIRECTORY and found.cell is not None:
             _require_directory(found)
         if found.cell is not None or (settings := _settings(found)) is None or not settings.cells:
-            run(ctx, **given)
+            run(ctx=ctx, **given)
             return
 
         def once(name: str) -> None:
@@ -128,7 +128,7 @@ def over_cells(run: Command, *words: str, sum_up: Sum | None = None) -> Command:
 
         match scope if isinstance(scope, Scope) else scope(given):
             case Scope.STORE:
-                run(ctx, **given)
+                run(ctx=ctx, **given)
             case Scope.ONE:
                 raise _names_no_cell(found, settings)
             case Scope.DIRECTORY:
@@ -165,7 +165,7 @@ def _in_cell(ctx: typer.Context, of_cell: Context, run: Command, given: Mapping[
     whole, ctx.obj = ctx.obj, of_cell
     try:
         with structlog.contextvars.bound_contextvars(cell=of_cell.cell):
-            run(ctx, **given)
+            run(ctx=ctx, **given)
     finally:
         ctx.obj = whole
 
