@@ -295,6 +295,12 @@ RULES = (
         "Look at the logs of the producers: the message log or the metadata store does not answer.",
     ),
     Rule(
+        "NosEcOutboxFills",
+        CRITICAL,
+        "Notifications of buckets are not sent, and more than half of those that may wait do.",
+        "Bring Kafka or the topics back: the log of the producers names them.",
+    ),
+    Rule(
         "NosEcPackingStandsStill",
         CRITICAL,
         "Objects wait, and nothing was written to blocks for 10 minutes.",
