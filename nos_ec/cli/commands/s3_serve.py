@@ -25,7 +25,7 @@ from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, set
 from nos_ec.composition.cells import Cells, open_cells
 from nos_ec.composition.operator_side import stall_ms_max
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import ConfigError, Corrupt, Transient
+from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, Transient
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.master_keys import find_master_keys
@@ -51,6 +51,8 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
     from nos_ec.gateway.server.http_server import open_gateway_listener
 
     settings = context(ctx).settings()
+    if settings.cell is not None:
+        raise InvalidInput("the gateway serves all cells; leave out --cell, and NOS_EC_CELL in its environment")
     log_for_daemons(settings)
     find_master_keys(settings.s3)
     certificate = find_certificate(settings.s3)

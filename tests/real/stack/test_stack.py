@@ -118,13 +118,13 @@ def test_a_store_of_three_cells(stack: Stack, tmp_path: Path) -> None:
     assert list(cells("config", "check", "--connect", "--json")["cells"]) == ["a", "b", "c"]
     for name in ("a", "c"):
         (tmp_path / name).write_bytes(name.encode() * 100_000)
-        cells("--cell", name, "put", "photos/cat.jpg", str(tmp_path / name), "--json")
+        cells("--cell", name, "put", f"photos-{name}/cat.jpg", str(tmp_path / name), "--json")
     published = cells("producer", "--once", "--json")["cells"]
     assert {name: one["published"] for name, one in published.items()} == {"a": 1, "b": 0, "c": 1}
     packed = cells("consumer", "--once", "--json")["cells"]
     assert {name: one["packed"] for name, one in packed.items()} == {"a": 1, "b": 0, "c": 1}
     for name in ("a", "c"):
-        cells("--cell", name, "get", "photos/cat.jpg", "-o", str(tmp_path / "copy"), "--json")
+        cells("--cell", name, "get", f"photos-{name}/cat.jpg", "-o", str(tmp_path / "copy"), "--json")
         assert (tmp_path / "copy").read_bytes() == (tmp_path / name).read_bytes()
     status = cells("status", "--exact", "--json")["cells"]
     assert {name: one["packed_objects"] for name, one in status.items()} == {"a": 1, "b": 0, "c": 1}
@@ -138,7 +138,7 @@ def test_a_store_of_three_cells(stack: Stack, tmp_path: Path) -> None:
         for name in ("producer", "consumer")
     ]
     try:
-        cells("--cell", "b", "put", "photos/cat.jpg", str(tmp_path / "a"), "--json")
+        cells("--cell", "b", "put", "photos-b/cat.jpg", str(tmp_path / "a"), "--json")
         until(lambda: cells("--cell", "b", "status", "--exact", "--json")["packed_objects"] == 1, "the daemons pack it")
     finally:
         for daemon in daemons:
