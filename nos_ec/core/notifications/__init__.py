@@ -1,1 +1,2 @@
-"""Notifications of buckets: which changes of their objects are told to which topics, and how (docs/adr/0059)."""
+"""Defines notifications of buckets: which changes of their objects are reported to which topics, and how
+(docs/adr/0059)."""

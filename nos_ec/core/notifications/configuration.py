@@ -36,10 +36,7 @@ class Notification:
 
     def wants(self, event: str, name: str) -> bool:
         """Return whether an event of the object with this name is to be sent."""
-        family = f"{event.rpartition(':')[0]}:*"
-        if event not in self.events and family not in self.events:
-            return False
-        return name.startswith(self.prefix) and name.endswith(self.suffix)
+        return self._names(event) and name.startswith(self.prefix) and name.endswith(self.suffix)
 
     def overlaps(self, other: Notification) -> bool:
         """Return whether both would send the same event of some key."""

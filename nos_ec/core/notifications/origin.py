@@ -1,4 +1,4 @@
-"""What a request tells about itself for the events that it causes.
+"""Holds what a request reports about itself for the events that it causes.
 
 A change passes through many layers that do not care who asked for it. So the facts are a context variable, which the
 gateway and the lifecycle set around the work of a request. PUTs of several threads share a transaction, so a
@@ -17,7 +17,7 @@ LIFECYCLE = "s3:LifecycleExpiration"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who changes an object, and by what.
+    """Says who changes an object, and by which event.
 
     `event`: the name of the event if the change itself does not decide it, such as s3:ObjectCreated:Copy, or LIFECYCLE;
     empty for a change of the library. `account` is empty for an anonymous request, and `address` and `request_id` for

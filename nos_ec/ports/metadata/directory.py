@@ -41,9 +41,9 @@ class Directory(Protocol):
         """Make the directory say what these rows of homes say, and return the rows that it has for buckets with another
         home, which are left alone."""
 
-    def buckets_in_directory(self, owner: str | None, after: str, limit: int) -> list[BucketRow]:
-        """Return a page of the buckets of an account, or of all for None, that are not deleted, in the byte order of
-        their names, from the first after this name."""
+    def buckets_in_directory(self, owner: str, after: str, limit: int) -> list[BucketRow]:
+        """Return a page of the buckets of an account that are not deleted, in the byte order of their names, from the
+        first after this name."""
 
     def directory_page(self, after: str, limit: int) -> list[DirectoryRow]:
         """Return a page of all rows, in the byte order of the buckets' names, from the first after this name."""

@@ -19,7 +19,6 @@ _AFTER = bindparam("after", type_=_D.bucket.type)
 
 FIND = select(*_COLUMNS).where(_D.bucket == bindparam("bucket"))
 LIST = select(*_COLUMNS).where(_D.bucket > _AFTER).order_by(_D.bucket).limit(bindparam("rows_max"))
-LIST_EXISTING = LIST.where(_D.deleted_ms.is_(None))
 LIST_OWN = (
     by_index(select(*_COLUMNS), DIRECTORY, "directory_by_owner")
     .where(_D.owner == bindparam("owner"), _D.bucket > _AFTER, _D.deleted_ms.is_(None))
@@ -42,13 +41,8 @@ class SqlDirectory(SqlPart):
         return self._write(_record, rows)
 
     @reads
-    def buckets_in_directory(
-        self, connection: Connection, owner: str | None, after: str, limit: int
-    ) -> list[BucketRow]:
-        if owner is None:
-            found = connection.execute(LIST_EXISTING, {"after": after, "rows_max": limit})
-        else:
-            found = connection.execute(LIST_OWN, {"owner": owner, "after": after, "rows_max": limit})
+    def buckets_in_directory(self, connection: Connection, owner: str, after: str, limit: int) -> list[BucketRow]:
+        found = connection.execute(LIST_OWN, {"owner": owner, "after": after, "rows_max": limit})
         return [BucketRow(row.bucket, row.owner, row.created_ms) for row in found]
 
     @reads
