@@ -53,9 +53,14 @@ def numbers_of(item: pytest.Item) -> set[int]:
     return {number for mark in item.iter_markers("invariant") for number in mark.args}
 
 
+def is_in_turns(item: pytest.Item) -> bool:
+    """Whether the test is of a folder of which a third runs at a time."""
+    return item.path.relative_to(item.config.rootpath).parts[:2] in (("tests", "service"), ("tests", "real"))
+
+
 def pytest_report_header() -> str:
     """Say how to run the same cases again."""
-    return "all cases" if IS_WHOLE else f"sampled cases of NOS_EC_DEV_TURN={TURN}"
+    return "all cases" if IS_WHOLE else f"the cases of NOS_EC_DEV_TURN={TURN}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = []
     else:
         files = {Path(config.invocation_params.dir, arg.partition("::")[0]) for arg in config.args}
-        left_out = of_other_turns(items, named=files)
+        left_out = of_other_turns((item for item in items if is_in_turns(item)), named=files)
     if left_out:
         without = set(left_out)
         items[:] = [item for item in items if item not in without]

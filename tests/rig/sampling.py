@@ -1,4 +1,5 @@
-"""Some tests do a part of what they could. `make test-all` does all of it; CONTRIBUTING.md lists what that is."""
+"""A run of the tests does a part of what they could. `make test-all` does all of it; CONTRIBUTING.md lists what that
+is."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from typing import TypeVar
 import pytest
 
 IS_WHOLE = os.environ.get("NOS_EC_DEV_WHOLE", "") == "1"
+TURNS = 3
 TURN = int(os.environ.setdefault("NOS_EC_DEV_TURN", str(int(time.time()) // 86_400)))
-"""Which part of the cases marked `one_in` runs: another one every day. The processes of `pytest -n` inherit it, so that
-they agree also at midnight."""
+"""Which third of the cases runs: another one every day. The processes of `pytest -n` inherit it, so that they agree
+also at midnight."""
 
 _T = TypeVar("_T")
 
@@ -27,22 +29,25 @@ def sampled(part: _T, whole: _T) -> _T:
 def of_other_turns(
     items: Iterable[pytest.Item], *, named: Collection[Path] = (), turn: int = TURN
 ) -> list[pytest.Item]:
-    """Return the items marked `one_in(count)` that do not run in this turn. Each runs in one of `count` turns, and
-    always when its file is among those that are named.
+    """Return the items that do not run in this turn. Each runs in one of TURNS turns, but those marked `every_time` and
+    those whose file is among the named ones run always.
 
-    Of two cases that differ by one step in one argument, at most one runs, so that of a pair of variants one always
-    does. If they are in two modules, one of these has `one_in(count, first=1)`.
+    Of two cases that differ by one step in one argument, at most one runs, so that a turn has variants of each kind. If
+    they are in two modules or classes, these are marked `turn(0)` and `turn(1)`.
     """
     numbers = _Numbers()
     left: list[pytest.Item] = []
     for item in items:
-        marker = item.get_closest_marker("one_in")
-        if marker is None or item.path in named or not isinstance(item, pytest.Function) or item.parent is None:
+        if item.path in named or item.get_closest_marker("every_time"):
             continue
+        if not isinstance(item, pytest.Function) or item.parent is None:
+            continue
+        marker = item.get_closest_marker("turn")
         place = (item.parent.nodeid, item.originalname)
-        number = int(marker.kwargs.get("first", 0)) + numbers.of(item.parent.nodeid, item.originalname)
+        number = marker.args[0] if marker else numbers.of("modules and classes", item.parent.nodeid)
+        number += numbers.of(item.parent.nodeid, item.originalname)
         number += sum(numbers.of((*place, name), id(value)) for name, value in _varied(item).items())
-        if (turn + number) % marker.args[0]:
+        if (turn + number) % TURNS:
             left.append(item)
     return left
 

@@ -18,7 +18,7 @@ from tests.real.conftest import or_skip
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import MISSING, SCRIPTS, ServerFailed, ServerMissing
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(3)]
+pytestmark = pytest.mark.real
 
 SHARDS_OVER_DATA = 11 / 8
 TRIES = 5
@@ -197,7 +197,6 @@ def test_bench_space_without_pools(stack_config: Path, capfd: pytest.CaptureFixt
     assert (found["ways"], found["database_bytes_per_object"]) == (["ours"], None)
 
 
-@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("_optimizations")
 def test_bench_space_removes_what_it_wrote_also_when_it_fails(
     stack_config: Path, monkeypatch: pytest.MonkeyPatch

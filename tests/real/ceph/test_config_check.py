@@ -23,7 +23,7 @@ from tests.real.ceph.test_wrong_configurations import CONFIGURATION, TRANSIENT, 
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import DevServer
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 CEPH_AWAY = {"CEPH__OP_TIMEOUT_MS": "2000"}
 KAFKA_AWAY = {"KAFKA__OPTIONS": '{"socket.timeout.ms": 2000}'}

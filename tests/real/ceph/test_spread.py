@@ -139,7 +139,6 @@ def events(store: OneBucket) -> list[tuple[int, ObjectKey]]:
     return found
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["by-itself", "by-setting"])
 def test_each_consumer_gets_a_fair_part_of_one_bucket(store: OneBucket, how: str) -> None:
     """Without the spread, one of the three would get nine of ten objects. Before the producer spreads the bucket by

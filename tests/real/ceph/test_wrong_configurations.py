@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 from tests.rig.ceph_cluster import CephCluster
 from tests.rig.dev_servers import DevServer, free_port
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 CONFIGURATION, TRANSIENT = 3, 7
 """Exit codes (docs/CLI.md)."""

@@ -36,7 +36,7 @@ from tests.rig.waiting import until
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.one_in(2),
+    pytest.mark.turn(0),
     pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs OSDs that it may kill"),
 ]
 

@@ -126,7 +126,6 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
             assert system.client.store().get(key) == data
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("service", ["consumer", "producer"])
 def test_a_process_on_the_blocklist_is_not_ready_and_ends(tmp_path: Path, ceph: CephCluster, service: str) -> None:
     """Even while it is idle. A new process works."""

@@ -20,7 +20,7 @@ from tests.rig.chaos.chaos_strikes import Servers
 from tests.rig.dev_servers import DevServer
 from tests.rig.sampling import sampled
 
-pytestmark = [pytest.mark.real, pytest.mark.invariant(1)]
+pytestmark = [pytest.mark.real, pytest.mark.every_time, pytest.mark.invariant(1)]
 
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS = sampled(45.0, 90.0)

@@ -40,7 +40,6 @@ from tests.rig.waiting import until
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.one_in(2),
     pytest.mark.skipif("NOS_EC_DEV_CEPH_CONF" in os.environ, reason="needs daemons that it may kill"),
 ]
 

@@ -34,7 +34,7 @@ from tests.rig.fakes.audit import problems
 from tests.rig.patience import PATIENCE_MS
 from tests.rig.sql.sql_roles import RoleStore
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2, first=1), pytest.mark.invariant(1, 8)]
+pytestmark = [pytest.mark.real, pytest.mark.turn(1), pytest.mark.invariant(1, 8)]
 
 PROGRAM = Path(__file__).with_name("gateway_process.py")
 CONFIG = """

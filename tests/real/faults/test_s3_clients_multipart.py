@@ -13,7 +13,7 @@ from tests.rig.s3.s3_gateway import Access
 from tests.rig.s3.s3_multipart import CLIENTS
 from tests.rig.s3.two_gateways import TwoGateways
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -91,7 +91,7 @@ def test_of_writers_that_ask_for_no_object_one_wins(gateways: TwoGateways) -> No
         assert [_fetch(client, "races", name) == wanted for client in clients] == [True, True]
 
 
-@pytest.mark.one_in(2, first=1)
+@pytest.mark.turn(1)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client(gateways: TwoGateways, client: str, tmp_path: Path) -> None:
     or_skip(clients_python)

@@ -201,7 +201,6 @@ def doubted_log(doubted_kafka: DevServer) -> Iterator[KafkaHarness]:
     harness.close()
 
 
-@pytest.mark.one_in(2)
 class TestKafkaMessageLog(MessageLogContract):
     """The suite that every adapter must pass."""
 

@@ -27,7 +27,7 @@ from tests.real.kafka.test_kafka_security import PASSWORD, make_certificate
 from tests.rig.dev_servers import SCRIPTS, DevServer, free_port
 from tests.rig.documents import DOCS, blocks
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 TOOLS = SCRIPTS.parents[1] / "var" / "dev" / "kafka-tools-4.0.0" / "bin"
 NAME, GROUP = "requests", "packer"

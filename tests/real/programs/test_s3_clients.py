@@ -16,7 +16,6 @@ from tests.rig.s3.s3_gateway import Access
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client(s3_access: Access, client: str, tmp_path: Path) -> None:
     or_skip(lambda: CLIENTS[client](Gateways(s3_access, s3_access, tmp_path)))

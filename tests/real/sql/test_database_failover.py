@@ -24,7 +24,7 @@ from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 USER = {"mariadb": "nos_ec_client", "mysql": "root"}
 """MariaDB lets root write to a read-only server; MySQL, with super_read_only, lets no user write."""

@@ -15,7 +15,7 @@ from nos_ec.core.states import ObjectState
 from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
 from tests.rig.sql.sql_servers import empty_metadata
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(params=["mysql_url", "mariadb_url"])

@@ -27,7 +27,7 @@ from tests.rig.fakes.metadata_bench import MetadataBench
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 KILLED_ROUNDS = 200
 KILL_EVERY_S = 0.005

@@ -20,7 +20,7 @@ from tests.rig.sql.sql_servers import drop_all, empty_metadata
 from tests.rig.sql.sql_version_histories import SqlVersionHistories
 from tests.rig.sql.sql_version_races import SqlVersionRaces
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.turn(0)]
 
 
 @pytest.fixture
@@ -29,7 +29,6 @@ def metadata(mariadb_url: str) -> Iterator[SqlMetadata]:
         yield metadata
 
 
-@pytest.mark.one_in(2)
 class TestMariaDBMetadata(MetadataContract):
     """See tests/contract/suites/metadata_contract.py."""
 

@@ -19,7 +19,7 @@ from tests.rig.sql.sql_servers import drop_all, empty_metadata
 from tests.rig.sql.sql_version_histories import SqlVersionHistories
 from tests.rig.sql.sql_version_races import SqlVersionRaces
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.turn(1)]
 
 
 @pytest.fixture
@@ -28,7 +28,6 @@ def metadata(mysql_url: str) -> Iterator[SqlMetadata]:
         yield metadata
 
 
-@pytest.mark.one_in(2, first=1)
 class TestMySQLMetadata(MetadataContract):
     """See tests/contract/suites/metadata_contract.py."""
 

@@ -60,7 +60,7 @@ from nos_producer.assemble import producer_service
 from tests.rig.fakes.audit import problems
 from tests.rig.sql.sql_roles import ROLES, RoleStore, TableRights
 
-pytestmark = [pytest.mark.real, pytest.mark.one_in(2)]
+pytestmark = pytest.mark.real
 
 SMALL, LARGE = 20_000, 800_000
 """Bytes of an object that is packed, and of one that gets blocks of its own."""

@@ -90,7 +90,6 @@ def stop_daemons(environment: dict[str, str]) -> None:
     run_section([f"systemctl stop {' '.join(units)}"], REPOSITORY, environment)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("section", sections("stack"))
 def test_the_runbook_works(section: str, environment: dict[str, str]) -> None:
     run_section(sections("stack")[section], REPOSITORY, environment)

@@ -28,6 +28,7 @@ NOT_RUNNING = 3
 IN_PART = 1
 
 
+@pytest.mark.every_time
 def test_the_whole_stack(stack: Stack) -> None:
     """A single test, because starting the stack takes most of the time."""
     assert stack.script("status").returncode == NOT_RUNNING

@@ -137,7 +137,6 @@ def test_settings_are_shown_whole_and_without_passwords(
     assert "hunter2" not in str(cli("config", "show"))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("how", "given"), [("--config", ["--config", "nos-ec.toml"]), ("environment", []), ("default", []), ("system", [])]
 )

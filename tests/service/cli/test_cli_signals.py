@@ -46,7 +46,6 @@ def _start(bench: Bench, program: str, *arguments: str, stdin: int = subprocess.
     return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", ENDED)
 def test_a_signal_at_any_moment(bench: Bench, system: System, number: signal.Signals) -> None:
     """Including the time when modules are loaded, which is most of a short command."""

@@ -37,7 +37,6 @@ def _shell(bench: Bench, script: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["/bin/bash", "-c", nos + script], capture_output=True, timeout=WAIT_S_MAX, check=False)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [("ls", "b", "--limit", "100000"), ("get", "b/big"), ("ls", "b", "--json")])
 def test_closing_the_pipe_early_is_no_error(
@@ -72,7 +71,6 @@ def test_closed_standard_streams(bench: Bench, system: System) -> None:
         assert (done.returncode, b"is closed" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lost", LOST_STDERR)
 @pytest.mark.parametrize(
     ("command", "code"),
@@ -89,7 +87,6 @@ def test_a_lost_standard_error_changes_no_exit_code(
         assert done.stdout == data
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lost", LOST_STDERR)
 def test_a_daemon_works_on_without_standard_error(bench: Bench, system: System, lost: str) -> None:
     """It logs when it starts and when it ends."""
@@ -105,7 +102,6 @@ def test_a_daemon_works_on_without_standard_error(bench: Bench, system: System, 
         daemon.wait()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lost", [*LOST_STDERR, ">/dev/full 2>&1"])
 @pytest.mark.usefixtures("system")
 def test_a_gateway_serves_on_without_standard_error(bench: Bench, lost: str) -> None:

@@ -38,7 +38,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return environment
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.timed
 def test_the_runbook_works(section: str, environment: dict[str, str]) -> None:

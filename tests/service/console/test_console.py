@@ -144,7 +144,6 @@ def test_a_page_of_another_origin_cannot_log_out(browser: Browser, system: Syste
         expect(visit.page).to_have_title("Overview - nos_ec")
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "look",
     [
@@ -164,7 +163,6 @@ def test_pages_of_an_empty_store_are_accessible(browser: Browser, system: System
             assert width <= 0, f"{path} is wider than the window"
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_of_a_store_with_hostile_names_are_accessible(
     browser: Browser, bench: Bench, system: System, scheme: Any
@@ -292,7 +290,6 @@ def test_keys_reach_everything_in_an_order_that_makes_sense(
         expect(visit.page.locator("summary").first).to_be_focused()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_rates_of_prometheus_are_accessible(browser: Browser, bench: Bench, scheme: Any) -> None:
     """With names of kinds, quantiles, and charts of a day and a month."""

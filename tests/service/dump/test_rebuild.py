@@ -454,7 +454,6 @@ def test_an_object_that_was_stored_twice_is_not_in_doubt(bench: Bench, cli: Cli)
     assert to_look_at["doubt"] == {"b/other"}
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("versioning", [None, Versioning.ENABLED])
 @pytest.mark.parametrize("dumped", [True, False])
 @pytest.mark.parametrize("stores", [1, 2])
@@ -496,7 +495,6 @@ def test_puts_of_one_millisecond_have_different_numbers(
         assert store.get(key) == b"later"
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dumped", [True, False])
 def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, packed: bool, dumped: bool) -> None:
@@ -527,7 +525,6 @@ def test_changes_of_access_since_the_dump_come_back(bench: Bench, cli: Cli, pack
         assert record.columns["state"] == ["active"], "new records continue the numbers of those that were rebuilt"
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", [rows.OBJECTS, bucket_rows.BUCKETS, bucket_rows.ACCESS_KEYS])
 @pytest.mark.parametrize("earlier", [False, True], ids=["", "earlier_release"])
 def test_changes_of_access_while_the_dump_is_made_come_back(bench: Bench, cli: Cli, after: str, earlier: bool) -> None:

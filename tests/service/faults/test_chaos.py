@@ -28,7 +28,7 @@ from tests.rig.s3.s3_gateway import Access, create_key
 from tests.rig.sampling import sampled
 from tests.service.conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
 
-pytestmark = [pytest.mark.timed, pytest.mark.invariant(1)]
+pytestmark = [pytest.mark.every_time, pytest.mark.timed, pytest.mark.invariant(1)]
 
 SECONDS = float(os.environ.get("NOS_EC_DEV_CHAOS_S", sampled("25", "45")))
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)

@@ -311,7 +311,6 @@ def test_consumer_killed(bench: Bench, point: str) -> None:
     _kill_consumer(bench, point)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.landing("store")
 @pytest.mark.parametrize("point", CONSUMER_POINTS + COPY_POINTS)
 def test_consumer_of_copies_killed(bench: Bench, point: str) -> None:
@@ -441,7 +440,6 @@ def test_producer_killed_while_it_takes_over_from_a_dead_one(bench: Bench, point
     assert_recovers(bench)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", PUT_POINTS)
 def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
@@ -456,7 +454,6 @@ def test_put_killed(bench: Bench, point: str, existing: bool) -> None:
     assert_recovers(bench)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.landing("store")
 @pytest.mark.parametrize("point", GATHERED_POINTS)
 def test_gathered_puts_killed(bench: Bench, point: str) -> None:
@@ -465,7 +462,6 @@ def test_gathered_puts_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LARGE_POINTS)
 def test_large_put_killed(bench: Bench, point: str, existing: bool) -> None:
@@ -495,7 +491,6 @@ def test_gc_killed(bench: Bench, point: str) -> None:
     assert_recovers(bench)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("point", GC_POINTS)
 def test_gc_killed_between_two_workers(bench: Bench, point: str) -> None:
     """The first of them has collected its blocks, or the process dies with it. Afterwards, there is only one."""
@@ -727,7 +722,6 @@ def test_killed_while_old_files_of_the_trail_are_deleted(bench: Bench, point: st
 
 
 # --- through the landing log --------------------------------------------------------------------------
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "overwrite"])
 @pytest.mark.parametrize("point", LOG_PUT_POINTS)
 def test_put_into_the_log_killed(bench: Bench, point: str, existing: bool) -> None:

@@ -81,7 +81,6 @@ NEEDED = {"": 3, "metadata.db": 3, "store-id": 7, "landing": 7, "landing/store.j
 """Parts of the store without which nothing works, and the exit code then."""
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", [0, 0o444], ids=oct)
 @pytest.mark.parametrize("part", NEEDED)
 def test_a_part_that_is_always_needed(bench: Bench, store: Path, part: str, mode: int) -> None:

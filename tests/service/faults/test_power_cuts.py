@@ -29,7 +29,7 @@ from tests.rig.sampling import TURN, sampled
 from tests.rig.sql import sqlite_files
 from tests.service.conftest import CHUNK, STORE_CONFIG, TTL_OVER_MS
 
-pytestmark = pytest.mark.invariant(1)
+pytestmark = [pytest.mark.every_time, pytest.mark.invariant(1)]
 
 CUTS = 40
 """A third of them in a run, another third every day."""

@@ -20,7 +20,7 @@ from nos_ec.engine.expiry.noncurrent import noncurrent_of
 from nos_ec.ports.metadata import AddMarker, DeleteVersion, ExpireVersion, ObjectRow, PutRequest, VersionEntry
 from tests.service.conftest import CHUNK, STRIPE, Bench
 
-pytestmark = pytest.mark.invariant(11)
+pytestmark = [pytest.mark.every_time, pytest.mark.invariant(11)]
 
 FAR_MS = 4_000_000_000_000
 """Long after the time of the database."""

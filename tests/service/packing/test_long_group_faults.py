@@ -192,7 +192,6 @@ def test_a_writer_that_is_suspended_while_others_recover_its_block(
 
 
 @pytest.mark.timed
-@pytest.mark.one_in(2)
 @pytest.mark.invariant(8)
 @pytest.mark.parametrize("collected", [False, True], ids=["recovered", "collected"])
 @pytest.mark.parametrize("point", ["writer.window_appended:2", "writer.before_append:3", "writer.appended:4"])

@@ -187,7 +187,6 @@ def raising(error: Exception) -> Callable[[], None]:
     return act
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("window", range(WINDOWS))
 @pytest.mark.parametrize(
     "error", [Transient("away"), NotFound("gone"), Corrupt("damaged")], ids=["away", "gone", "bad"]
@@ -261,7 +260,6 @@ def test_a_group_that_takes_too_long_is_given_up(writer: Writer) -> None:
 # --- appends --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("window", range(1, WINDOWS))
 @pytest.mark.parametrize("behind", [0, 3], ids=["new", "used"])
@@ -308,7 +306,6 @@ def test_other_blocks_are_tried_for_the_first_window(writer: Writer, failures: i
     _finish(writer)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("behind", [0, 3], ids=["new", "used"])
 def test_no_space_for_a_later_window(writer: Writer, behind: int) -> None:
     """The block exists in the store, although nothing is committed in it: recovery must find its row."""
@@ -560,7 +557,6 @@ def assert_settles(bench: Bench, ahead_ms: int) -> None:
 @pytest.mark.timed
 @pytest.mark.invariant(1)
 @killed
-@pytest.mark.one_in(2)
 def test_writer_of_a_long_group_killed(bench: Bench, where: str, point: str) -> None:
     kill_writer(bench, where, point)
     assert_settles(bench, TTL_OVER_MS)
@@ -574,7 +570,6 @@ def test_writer_of_a_long_group_killed(bench: Bench, where: str, point: str) -> 
 @pytest.mark.timed
 @pytest.mark.invariant(7)
 @killed
-@pytest.mark.one_in(2)
 def test_the_database_is_lost_with_the_writer(bench: Bench, cli: Cli, where: str, point: str) -> None:
     """A row points only at bytes that were written: all of a group that was written as a whole, nothing of another."""
     kill_writer(bench, where, point)

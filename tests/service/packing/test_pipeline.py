@@ -43,6 +43,8 @@ from tests.rig.fakes.faulty import Faults, faulty
 from tests.rig.fakes.metadata_bench import pack_request
 from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
+pytestmark = pytest.mark.every_time
+
 
 def test_objects_are_packed_read_deleted_and_collected(bench: Bench, system: System) -> None:
     keys = bench.put_some(system, 400)
@@ -125,7 +127,6 @@ def test_the_largest_packable_object_and_one_byte_more(bench: Bench, system: Sys
     bench.assert_at_rest(system)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", [0, 100, CHUNK, 5 * STRIPE])
 @pytest.mark.parametrize("second", [0, 101, CHUNK, 9 * STRIPE])
 @pytest.mark.parametrize("packed", [False, True])

@@ -38,7 +38,6 @@ def automatic(backlog_min: int = BACKLOG_MIN) -> SpreadOptions:
 
 
 # --- events that wait while the spread changes --------------------------------------------------------
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("spreads", [(1, 3, 1), (3, 1, 3), (2, 3, 2), (1, None, 3)], ids=str)
 def test_changing_the_spread_while_events_wait_repeats_nothing(
     team: Team, system: System, spreads: tuple[int | None, ...]

@@ -17,6 +17,8 @@ from botocore.credentials import Credentials
 from nos_ec.composition.wiring import System
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, refused, serving
 
+pytestmark = pytest.mark.every_time
+
 NAMED = {"Bucket": "photos", "Key": "k"}
 
 

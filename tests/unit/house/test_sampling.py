@@ -1,4 +1,4 @@
-"""Which cases of a test marked `one_in` run in a turn."""
+"""Which cases of a test run in a turn."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rig.sampling import of_other_turns
+from tests.rig.sampling import TURNS, of_other_turns
 
 pytest_plugins = ["pytester"]
 
 Collect = Callable[[str], list[pytest.Item]]
-PAIRS = """
+VARIANTS = """
 import pytest
 
-pytestmark = pytest.mark.one_in(2)
-
-@pytest.fixture(params=["mariadb", "mysql"])
+@pytest.fixture(params=["mariadb", "mysql", "vitess"])
 def server(request):
     return request.param
 
-@pytest.mark.parametrize("existing", ["new", "old"])
-@pytest.mark.parametrize(("point", "of"), [("a", 1), ("b", 2), ("c", 3), ("d", 4)])
-def test_pairs(existing, point, of):
+@pytest.mark.parametrize("kind", ["new", "old", "gone"])
+@pytest.mark.parametrize(("point", "of"), [("a", 1), ("b", 2), ("c", 3)])
+def test_points(kind, point, of):
     pass
 
-@pytest.mark.parametrize("role", range(4))
+@pytest.mark.parametrize("role", range(3))
 def test_servers(server, role):
     pass
 """
@@ -34,15 +32,15 @@ SUITES = """
 import pytest
 
 class Cases:
-    @pytest.mark.parametrize("number", range(4))
+    @pytest.mark.parametrize("number", range(6))
     def test_it(self, number):
         pass
 
-@pytest.mark.one_in(2)
+@pytest.mark.turn(0)
 class TestOne(Cases):
     pass
 
-@pytest.mark.one_in(2, first=1)
+@pytest.mark.turn(1)
 class TestOther(Cases):
     pass
 """
@@ -50,7 +48,7 @@ class TestOther(Cases):
 
 @pytest.fixture
 def collect(pytester: pytest.Pytester) -> Collect:
-    pytester.makeini("[pytest]\nmarkers = one_in(count, first=0): see pyproject.toml")
+    pytester.makeini("[pytest]\nmarkers =\n    turn(number): see pyproject.toml\n    every_time: see there\n")
     return lambda source: pytester.getitems(source)
 
 
@@ -61,33 +59,37 @@ def in_turn(items: list[pytest.Item], turn: int) -> list[str]:
 
 def test_each_case_runs_in_one_of_the_turns(collect: Collect) -> None:
     """So a failure that one case alone finds is found within that many days."""
-    tests = "".join(f"def test_{number}(): pass\n" for number in range(7))
-    items = collect(f"import pytest\npytestmark = pytest.mark.one_in(3)\n{tests}")
-    turns = [in_turn(items, turn) for turn in range(3)]
+    items = collect("".join(f"def test_{number}(): pass\n" for number in range(7)))
+    turns = [in_turn(items, turn) for turn in range(TURNS)]
     assert sorted(name for names in turns for name in names) == [f"test_{number}" for number in range(7)]
     assert sorted(map(len, turns)) == [2, 2, 3]
-    assert in_turn(items, 3) == turns[0]
+    assert in_turn(items, TURNS) == turns[0]
 
 
-def test_of_each_pair_of_variants_one_runs(collect: Collect) -> None:
-    items = collect(PAIRS)
-    for turn in range(2):
-        names = in_turn(items, turn)
-        assert len(names) == len(items) / 2 == 8
-        assert {name.partition("[")[2].partition("-")[0] for name in names if "pairs" in name} == {"a", "b", "c", "d"}
-        assert sum("new" in name for name in names) == 2
-        assert {name[-2] for name in names if "servers" in name} == {"0", "1", "2", "3"}
-        assert sum("mysql" in name for name in names) == 2
+def test_a_turn_has_variants_of_each_kind(collect: Collect) -> None:
+    items = collect(VARIANTS)
+    for turn in range(TURNS):
+        points = [name[len("test_points[") : -1].split("-") for name in in_turn(items, turn) if "points" in name]
+        assert [{words[place] for words in points} for place in (0, 2)] == [{"a", "b", "c"}, {"new", "old", "gone"}]
+        servers = [name[len("test_servers[") : -1].split("-") for name in in_turn(items, turn) if "servers" in name]
+        assert len(points) == len(servers) == 3
+        assert {server for server, _ in servers} == {"mariadb", "mysql", "vitess"}
+        assert {role for _, role in servers} == {"0", "1", "2"}
 
 
-def test_suites_with_the_same_cases_share_them(collect: Collect) -> None:
+def test_suites_with_the_same_cases_run_different_ones(collect: Collect) -> None:
     items = collect(SUITES)
-    for turn in range(2):
-        assert sorted(in_turn(items, turn)) == [f"test_it[{number}]" for number in range(4)]
+    for turn in range(TURNS):
+        names = in_turn(items, turn)
+        assert len(names) == len(set(names)) == 4
 
 
-def test_what_is_not_marked_or_named_runs_always(collect: Collect) -> None:
-    items = collect("def test_a(): pass\ndef test_b(): pass\n")
-    assert of_other_turns(items) == []
-    marked = collect(PAIRS)
-    assert of_other_turns(marked, named={marked[0].path}) == []
+def test_a_marked_case_runs_every_time(collect: Collect) -> None:
+    items = collect("import pytest\n@pytest.mark.every_time\ndef test_a(): pass\n" + SUITES)
+    assert all("test_a" in in_turn(items, turn) for turn in range(TURNS))
+
+
+def test_the_cases_of_a_named_file_run_every_time(collect: Collect) -> None:
+    items = collect(VARIANTS)
+    assert of_other_turns(items) != []
+    assert of_other_turns(items, named={items[0].path}) == []
