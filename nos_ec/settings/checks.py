@@ -119,6 +119,17 @@ def check_cells(directory: str | None, cells: Mapping[str, Cell]) -> Iterator[Pr
                     f"the cells {other} and {name} have the same {setting}; set it in [cells.{other}] or [cells.{name}]"
                 )
                 yield Problem(why, setting)
+    yield from _nested_folders(cells)
+
+
+def _nested_folders(cells: Mapping[str, Cell]) -> Iterator[Problem]:
+    """Yields a problem for each cell whose folder is inside that of another one, as part of that cell's data."""
+    folders = {name: folder for name, cell in cells.items() if (folder := _folder(cell.settings)) is not None}
+    for inner, folder in folders.items():
+        for outer, parent in folders.items():
+            if Path(parent) in Path(folder).parents:
+                why = f"the folder of cell {inner}, {folder}, is inside that of cell {outer}, {parent}; use another one"
+                yield Problem(f"cells.{inner}.store.root: {why}", "store.root")
 
 
 def _database(settings: Settings) -> object:
@@ -126,7 +137,7 @@ def _database(settings: Settings) -> object:
     return (store.metadata_url, store.metadata_url_file) if store.has_own_url else None
 
 
-def _folder(settings: Settings) -> object:
+def _folder(settings: Settings) -> str | None:
     store = settings.store
     keeps_data = store.backend == "local" or not store.has_own_url or settings.log.backend == "local"
     return os.path.normpath(store.root.absolute()) if keeps_data else None

@@ -19,7 +19,7 @@ from nos_ec.core.errors import ConfigError
 from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.ports.clock import Clock
-from nos_ec.settings import Settings
+from nos_ec.settings import Settings, load_settings
 
 _PORT_MAX = 65_535
 _TURN_MS = 500
@@ -32,15 +32,15 @@ _START_MS_MAX = 120_000
 def serve_cells(found: Context, settings: Settings, section: Literal["monitoring", "api"] = "monitoring") -> None:
     """Run the daemon that the context's words name in a process for each cell, until SIGTERM or SIGINT. A process that
     ends or hangs is replaced, with a growing delay, and the others run on. `section` has the port of the daemon's
-    server. Raises ConfigError if there are not enough ports."""
+    server. Raises ConfigError if there are not enough ports, or two cells have the same."""
+    environments = _environments(found, settings, section)
     log_for_daemons(settings)
     stop, clock = stop_on_signals(), SystemClock()
     health = Health(clock, stall_ms_max(settings))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="nos-ec-")))
         daemons = []
-        for number, name in enumerate(settings.cells):
-            environment = {**os.environ, **_port_of(settings, section, number), SUPERVISED_VARIABLE: "1"}
+        for name, environment in environments.items():
             words = [*Context(found.config_file(), name).arguments(), *found.words]
             daemons.append(stack.enter_context(_CellDaemon(name, words, environment, folder / name, clock)))
         try:
@@ -54,6 +54,27 @@ def serve_cells(found: Context, settings: Settings, section: Literal["monitoring
                         break
         finally:
             end_children([daemon.child for daemon in daemons], clock)
+
+
+def _environments(
+    found: Context, settings: Settings, section: Literal["monitoring", "api"]
+) -> dict[str, dict[str, str]]:
+    """Return the environment of each cell's process, with the port of its server. Raises ConfigError if there are not
+    enough ports, or two cells have the same."""
+    environments: dict[str, dict[str, str]] = {}
+    holders: dict[tuple[str, int], str] = {}
+    for number, name in enumerate(settings.cells):
+        environment = {**os.environ, **_port_of(settings, section, number), SUPERVISED_VARIABLE: "1"}
+        own = load_settings(found.config_file(), environment).of_cell(name)
+        server = own.monitoring if section == "monitoring" else own.api
+        if server.port and (other := holders.setdefault((server.host, server.port), name)) != name:
+            raise ConfigError(
+                f"{section}.port: the servers of the cells {other} and {name} would both have port {server.port};"
+                " the ports of cells that have none of their own follow each other, so give a cell one that is free",
+                settings=(f"{section}.port",),
+            )
+        environments[name] = environment
+    return environments
 
 
 def _port_of(settings: Settings, section: Literal["monitoring", "api"], number: int) -> dict[str, str]:

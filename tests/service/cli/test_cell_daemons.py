@@ -184,6 +184,14 @@ def test_the_ports_of_the_cells_must_exist(config: Path) -> None:
     assert _port_of(load_settings(config, {}), "monitoring", 1) == {}
 
 
+def test_two_cells_with_the_same_port_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = config.read_text().replace("[cells.b]\n", "[cells.b]\nmonitoring.port = 9601\napi.port = 9701\n")
+    config.write_text("[monitoring]\nport = 9601\n[api]\nport = 9701\n" + text)
+    for words, port in ((("consumer",), 9601), (("api",), 9701)):
+        assert run(["--config", str(config), *words]) == 3
+        assert f"the servers of the cells a and b would both have port {port}" in capsys.readouterr().err
+
+
 def test_a_process_whose_loops_make_no_progress_is_killed(tmp_path: Path) -> None:
     clock = FakeClock()
     sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]

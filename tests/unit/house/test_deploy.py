@@ -100,6 +100,25 @@ def test_consumers_on_one_host_have_separate_ports() -> None:
         assert "use a whole number" in problem.text
 
 
+def test_daemons_of_several_cells_have_separate_ports() -> None:
+    rows = re.findall(
+        r"\| `(\w+/(\d*)\.?environment)` \| `(NOS_EC_(?:MONITORING|API)__PORT)='(\d+)'` \|$", README, re.M
+    )
+    assert [row[0] for row in rows] == [
+        *("producer/environment", "api/environment", "gc/environment"),
+        *("consumer/1.environment", "consumer/2.environment"),
+    ]
+    assert "leave room for 20 cells" in README
+    settings = Settings()
+    gateway = read_unit(DEPLOY / "systemd" / "nos-ec-front.service")["Service"]["Environment"][-1]
+    used = [settings.s3.port, settings.console.port, int(gateway.rpartition("=")[2])]
+    used += [int(port) + number for *_, port in rows for number in range(20)]
+    (of_cell,) = re.findall(r"^NOS_EC_MONITORING__PORT='(\d+)'$", README, re.M)
+    used += [int(of_cell)]
+    assert len(set(used)) == len(used)
+    assert all(check_settings(None, {variable: port}) == [] for *_, variable, port in rows)
+
+
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
 def test_services_are_confined(path: Path) -> None:
     service = read_unit(path)["Service"]

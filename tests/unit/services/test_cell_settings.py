@@ -68,6 +68,8 @@ def test_a_cell_that_names_its_database_does_not_use_the_common_one(file: Path) 
         ('directory = "a"', "", "store.directory: is not set; name the cell whose database holds the directory: a, b"),
         ('directory = "a"', 'directory = "c"', "store.directory: 'c' is not one of the cells; name the cell"),
         ("/srv/b", "a", "the cells a and b have the same store.root; set it in [cells.a] or [cells.b]"),
+        ("/srv/b", "a/inner", "cells.b.store.root: the folder of cell b, "),
+        ("/srv/b", ".", "is inside that of cell b, "),
         ("weight = 0", "weight = -1", "cells.b.weight: -1 is not allowed; use a whole number, 0 to 1000"),
         ("weight = 0", "wieght = 0", "[cells.b.wieght]: no such section"),
         ("[cells.b]", "[cells.B]", "[cells.B]: name a cell with 1 to 32 of the characters a-z, 0-9 and -"),
