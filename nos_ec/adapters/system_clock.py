@@ -20,3 +20,12 @@ class SystemClock:
     def wait(self, stop: Event, wait_ms: int) -> bool:
         """Wait until `stop` is set or `wait_ms` have passed. Returns True when `stop` is set."""
         return stop.wait(wait_ms / 1000)
+
+
+class SteadyClock(SystemClock):
+    """Time since an unknown moment, which goes on evenly when the machine's clock is set. For the waits of one process:
+    its times mean nothing to another process, or after a restart of the machine."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since an unknown moment."""
+        return time.monotonic_ns() // 1_000_000

@@ -66,6 +66,8 @@ class Child:
     def __init__(self, what: str, start: Callable[[], subprocess.Popen[bytes]], clock: Clock) -> None:
         """`what` names the process in the log, such as "a process of the gateway"."""
         self.process: subprocess.Popen[bytes] | None = None
+        self.exit_code: int | None = None
+        """That of the process which ended last; None if none has."""
         self._what = what
         self._start = start
         self._clock = clock
@@ -97,6 +99,7 @@ class Child:
         code = self.process.poll()
         if code is None:
             return False
+        self.exit_code = code
         now_ms = self._clock.now_ms()
         if now_ms - self._started_ms >= BACK_OFF_MS_MAX:
             self._failures = 0

@@ -6,13 +6,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from nos_ec.adapters.system_clock import SystemClock
+import typer
+
+from nos_ec.adapters.system_clock import SteadyClock
 from nos_ec.cli.terminal.context import SUPERVISED_VARIABLE, Context, log_for_daemons, stop_on_signals
+from nos_ec.cli.terminal.errors import EXIT_USAGE, exit_code
 from nos_ec.composition.operator_side import stall_ms_max
 from nos_ec.composition.processes import Child, end_children
 from nos_ec.core.errors import ConfigError
@@ -25,6 +29,7 @@ _PORT_MAX = 65_535
 _TURN_MS = 500
 _WATCHDOG_MS = 60_000
 """How often a process must say that its loops make progress, as systemd requires of a daemon by WatchdogSec=60."""
+_REFUSALS = (EXIT_USAGE, exit_code(ConfigError()))
 _START_MS_MAX = 120_000
 """How long a process may take to open its cell."""
 
@@ -32,10 +37,11 @@ _START_MS_MAX = 120_000
 def serve_cells(found: Context, settings: Settings, section: Literal["monitoring", "api"] = "monitoring") -> None:
     """Run the daemon that the context's words name in a process for each cell, until SIGTERM or SIGINT. A process that
     ends or hangs is replaced, with a growing delay, and the others run on. `section` has the port of the daemon's
-    server. Raises ConfigError if there are not enough ports, or two cells have the same."""
+    server. Ends with the code of the processes if they refuse their arguments or settings. Raises ConfigError if there
+    are not enough ports, or two cells have the same."""
     environments = _environments(found, settings, section)
     log_for_daemons(settings)
-    stop, clock = stop_on_signals(), SystemClock()
+    stop, clock = stop_on_signals(), SteadyClock()
     health = Health(clock, stall_ms_max(settings))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="nos-ec-")))
@@ -49,11 +55,20 @@ def serve_cells(found: Context, settings: Settings, section: Literal["monitoring
                 while True:
                     for daemon in daemons:
                         daemon.look()
+                    if (code := _refusal(daemons)) is not None:
+                        raise typer.Exit(code)
                     beat(_TURN_MS)
                     if clock.wait(stop, _TURN_MS):
                         break
         finally:
             end_children([daemon.child for daemon in daemons], clock)
+
+
+def _refusal(daemons: Sequence[_CellDaemon]) -> int | None:
+    """Return the exit code with which to end, because starting the processes again would not help; else None. All have
+    the same arguments. Wrong settings of a cell do not stop the others, as when it cannot be opened."""
+    codes = [daemon.refusal for daemon in daemons]
+    return EXIT_USAGE if EXIT_USAGE in codes else codes[0] if None not in codes else None
 
 
 def _environments(
@@ -103,6 +118,7 @@ class _CellDaemon:
         self._environment |= {"NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": str(_WATCHDOG_MS * 1000)}
         self._clock = clock
         self._silent_from_ms = 0
+        self._has_served = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(notify))
 
@@ -114,6 +130,12 @@ class _CellDaemon:
         if self.child.process is not None and self.child.process.stdin is not None:
             self.child.process.stdin.close()
 
+    @property
+    def refusal(self) -> int | None:
+        """The exit code of the process if it has refused its arguments or its settings; None if any process of the cell
+        has ever served it."""
+        return None if self._has_served or self.child.exit_code not in _REFUSALS else self.child.exit_code
+
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the process. It ends when its standard input does, so it does not outlive this process."""
         self._silent_from_ms = self._clock.now_ms() + _START_MS_MAX
@@ -123,6 +145,7 @@ class _CellDaemon:
         """Start the process if it is due, and kill it if it hangs."""
         with suppress(BlockingIOError):
             while self._socket.recv(4096):
+                self._has_served = True
                 self._silent_from_ms = self._clock.now_ms() + _WATCHDOG_MS
         child = self.child
         if child.process is None:

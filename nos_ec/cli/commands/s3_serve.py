@@ -18,7 +18,7 @@ import structlog
 import typer
 from prometheus_client import CollectorRegistry
 
-from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.adapters.system_clock import SteadyClock, SystemClock
 from nos_ec.cli.terminal.context import AsJson, context, log_for_daemons, logs_json, stop_on_signals
 from nos_ec.cli.terminal.output import announce
 from nos_ec.cli.terminal.watching import end_when_shut_out, endpoint, pulse, settle
@@ -242,7 +242,7 @@ def _supervise(
 
     with ExitStack() as outer:
         counts = outer.enter_context(ConnectionCounts.create(settings.s3.processes))
-        supervisor = Supervisor(start, counts, clock, stall_ms_max(settings))
+        supervisor = Supervisor(start, counts, SteadyClock(), stall_ms_max(settings))
         try:
             try:
                 code = supervisor.begin(stop)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from nos_ec.cli.app import run
 from nos_ec.cli.commands import cell_daemons
-from nos_ec.cli.commands.cell_daemons import _CellDaemon, _port_of
+from nos_ec.cli.commands.cell_daemons import _CellDaemon, _port_of, _refusal
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import load_settings, without_settings
 from tests.rig.dev_servers import free_port
@@ -159,6 +159,36 @@ def test_a_cell_that_cannot_be_opened_is_tried_again_and_the_others_are_served(c
         (b,) = gc.pids("b")
         assert is_alive(b)
         assert gc.process.poll() is None
+
+
+def test_settings_that_no_cell_can_be_served_with_end_the_daemon(config: Path) -> None:
+    with running(config, "api") as api:  # it lacks a token
+        assert api.process.wait(WAIT_S_MAX) == 3
+        assert api.events("the process of cell a has ended; starting another")
+        assert api.events("the process of cell b has ended; starting another")
+
+
+def test_a_refusal_counts_while_its_cell_has_never_been_served(tmp_path: Path) -> None:
+    def ends(cell: str, code: int) -> _CellDaemon:
+        daemon = stack.enter_context(_CellDaemon(cell, [], dict(os.environ), tmp_path / cell, FakeClock()))
+        daemon._command = [sys.executable, "-c", f"raise SystemExit({code})"]
+        daemon.look()
+        assert daemon.child.process is not None
+        daemon.child.process.wait(WAIT_S_MAX)
+        return daemon
+
+    with ExitStack() as stack:
+        wrong, also_wrong, away, usage = ends("a", 3), ends("b", 3), ends("c", 7), ends("d", 2)
+        assert _refusal([wrong, also_wrong]) is None
+        for daemon in (wrong, also_wrong, away, usage):
+            daemon.look()
+        assert _refusal([wrong, also_wrong]) == 3
+        assert _refusal([wrong, away]) is None
+        assert _refusal([wrong, away, usage]) == 2
+        says = stack.enter_context(socket_to(tmp_path / "b"))
+        says.send(b"READY=1")
+        also_wrong.look()
+        assert _refusal([wrong, also_wrong]) is None
 
 
 def test_each_cell_has_an_api(config: Path) -> None:

@@ -180,6 +180,7 @@ def test_daemons_notify_and_end_up_under_one_target() -> None:
         unit = read_unit(path)
         assert unit["Service"]["Type"] == ["notify"]
         assert int(unit["Service"]["WatchdogSec"][0]) >= 30
+        assert unit["Service"]["OOMPolicy"] == ["continue"]  # each may have several processes
         assert unit["Install"]["WantedBy"] == unit["Unit"]["PartOf"] == ["nos-ec.target"]
     assert read_unit(DEPLOY / "systemd" / "nos-ec-gc.timer")["Install"]["WantedBy"] == ["nos-ec.target"]
 
