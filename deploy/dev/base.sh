@@ -134,9 +134,11 @@ need_free_port() { ! answers_on "$1" || failed "port $1 is in use by another pro
 
 # --- cells --------------------------------------------------------------------------------------------------------
 
+# Checked here, because `cell_names` runs in subshells, which cannot end the script.
+[[ ${NOS_EC_DEV_CELLS:-1} =~ ^([1-9]|1[0-9]|2[0-6])$ ]] ||
+    failed "NOS_EC_DEV_CELLS is $NOS_EC_DEV_CELLS; it must be 1 to 26, or unset for a store without cells"
+
 # The names of the cells of the stack, a line each: a, b, ... Prints nothing for a store that is not divided.
 cell_names() {
-    local cells=${NOS_EC_DEV_CELLS:-0}
-    [[ $cells =~ ^[0-9]+$ ]] && [ "$cells" -le 26 ] || failed "NOS_EC_DEV_CELLS is $cells; it must be 0 to 26"
-    [ "$cells" = 0 ] || echo abcdefghijklmnopqrstuvwxyz | cut -c "1-$cells" | grep -o .
+    [ -z "${NOS_EC_DEV_CELLS:-}" ] || echo abcdefghijklmnopqrstuvwxyz | cut -c "1-$NOS_EC_DEV_CELLS" | grep -o .
 }

@@ -4,7 +4,7 @@
 #
 # Environment, besides that of base.sh and server.sh:
 #   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
-#   NOS_EC_DEV_CELLS  number of databases for cells, besides nos_ec: nos_ec_a, nos_ec_b, ... (0)
+#   NOS_EC_DEV_CELLS  number of databases for cells, 1 to 26, besides nos_ec: nos_ec_a, nos_ec_b, ... (default: none)
 #   NOS_EC_DEV_DATABASE_OPTIONS  more options of the server, separated by spaces, such as: --log-bin --server-id=1
 
 port=${NOS_EC_DEV_PORT:-13306}

@@ -15,7 +15,7 @@ import structlog
 import typer
 
 from nos_ec.cli.terminal.context import Context, context
-from nos_ec.cli.terminal.errors import exit_code, report
+from nos_ec.cli.terminal.errors import exit_code, most_severe, report
 from nos_ec.cli.terminal.output import facts, stdout
 from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound
 
@@ -207,7 +207,8 @@ def _each_cell(
 ) -> None:
     """Run a command in each cell. People get the name of the cell before each line, and programs one object,
     {"cells": {NAME: what the command prints}}, with null for a cell in which it printed nothing. The total, if there is
-    one, is called "sum"."""
+    one, is called "sum". Ends with the most severe of the exit codes, so that a cell in which another process already
+    works does not hide a failure of the next one."""
     width, codes = max(map(len, cells)), []
     for number, name in enumerate(cells):
         with stdout.of_cell(name, width, as_json=as_json) as output:
@@ -226,5 +227,5 @@ def _each_cell(
     elif total is not None:
         with stdout.of_cell("*", width, as_json=False):
             facts("all cells" if not codes else "all cells that answered", total()[1])
-    if code := next(filter(None, codes), 0):
+    if code := most_severe(codes):
         raise typer.Exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 from nos_ec.cli.terminal.output import err
 from nos_ec.core.errors import (
@@ -56,6 +57,25 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
 def exit_code(error: NosError) -> int:
     """Return the documented exit code of an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), EXIT_BUG)
+
+
+_MILDEST_FIRST = tuple(
+    exit_code(error)
+    for error in (
+        *(Conflict(), NotFound(), Incomplete(), Transient(), LeaseLost(), Blocklisted(), NoSpace()),
+        *(ConfigError(), InvalidInput(), ProblemsFound(), Corrupt()),
+    )
+)
+"""Exit codes of which a command on several cells returns the last that occurs. A code that is not listed is the worst,
+and the first of these counts."""
+
+
+def most_severe(codes: Sequence[int]) -> int:
+    """Return the exit code of a command that ended with these codes in several cells; 0 if it did not fail in any."""
+    failures = [code for code in codes if code]
+    if unlisted := [code for code in failures if code not in _MILDEST_FIRST]:
+        return unlisted[0]
+    return max(failures, key=_MILDEST_FIRST.index, default=0)
 
 
 def report(error: NosError, as_json: bool, cell: str | None = None) -> int:

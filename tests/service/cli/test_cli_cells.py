@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from nos_ec.cli.app import run
+from nos_ec.cli.terminal.errors import most_severe
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.gc.workers import worker_lease
 from nos_ec.settings import Settings, load_settings
 from tests.service.conftest import CHUNK, CONFIG
 
@@ -136,6 +138,21 @@ def test_a_failure_in_one_cell_does_not_stop_the_others(cells: Cells) -> None:
     lines = cells.text("gc", "status", exits=3)
     assert {line[:3] for line in lines} == {"bb:", "c: "}
     assert cells.error.startswith("error: cell a: there is no metadata store")
+
+
+def test_a_cell_in_which_gc_runs_already_does_not_hide_that_another_one_fails(cells: Cells) -> None:
+    with open_system(cells.settings("bb")) as system, system.contended_lease(worker_lease(0)):
+        cells.text("gc", "run", "--apply", exits=5)
+        cells.lose("c")
+        cells.text("gc", "run", "--apply", exits=3)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [([], 0), ([0, 0], 0), ([5, 0, 7], 7), ([7, 5], 7), ([5, 6, 3], 6), ([13, 1, 6], 1), ([5, 4], 4), ([0, 5], 5)],
+)
+def test_the_most_severe_failure_gives_the_exit_code(codes: list[int], code: int) -> None:
+    assert most_severe(codes) == code
 
 
 def test_a_named_cell_is_like_a_store_of_its_own(cells: Cells) -> None:

@@ -63,6 +63,25 @@ def only(programs: Path, *names: str) -> str:
     return str(programs)
 
 
+@pytest.mark.parametrize("cells", ["0", "27", "30", "-1", "three", "03"])
+def test_a_number_of_cells_that_the_stack_cannot_have_is_refused(tmp_path: Path, cells: str) -> None:
+    environment = {"PATH": os.environ["PATH"], "NOS_EC_DEV_DIR": str(tmp_path), "NOS_EC_DEV_CELLS": cells}
+    done = subprocess.run(
+        [SCRIPTS / "stack.sh", "up"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"NOS_EC_DEV_CELLS is {cells}; it must be 1 to 26, or unset" in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+def test_the_cells_of_the_stack_are_named_by_letters(tmp_path: Path) -> None:
+    for cells, names in (("", ""), ("1", "a"), ("26", "abcdefghijklmnopqrstuvwxyz")):
+        command = f'name=test; . "{SCRIPTS}/base.sh"; cell_names'
+        environment = {"PATH": os.environ["PATH"], "NOS_EC_DEV_DIR": str(tmp_path), "NOS_EC_DEV_CELLS": cells}
+        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == list(names)
+
+
 def test_maven_is_never_run_by_two_scripts_at_once(scripts: Path, programs: Path, tmp_path: Path) -> None:
     running = tmp_path / "running"
     add(programs, "mvn", f'mkdir "{running}" || exit 1', "sleep 0.2", f'rmdir "{running}"')
