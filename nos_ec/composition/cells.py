@@ -182,12 +182,12 @@ class Cells:
 
     def home_for_put(self, bucket: str) -> str:
         """Return the cell of a bucket into which a program puts an object without creating it. One that never was
-        belongs to ROOT_ACCOUNT. Raises Transient."""
+        belongs to ROOT_ACCOUNT. Raises Transient, ConfigError."""
         return self.home(bucket) or self.claim(bucket, ROOT_ACCOUNT)
 
     def claim(self, bucket: str, owner: str, preferred: str | None = None) -> str:
         """Return the cell in which a bucket is to be created: the one where it is or was, else `preferred`, else a cell
-        by weight. Raises Transient."""
+        by weight. Raises Transient, ConfigError."""
         home = self.home(bucket) or preferred or self.choose()
         row = self.directory.metadata.claim_home(bucket, owner, home, self._clock.now_ms())
         kill_point("cells.home_claimed")
@@ -195,15 +195,13 @@ class Cells:
 
     def _require_whole_directory(self) -> None:
         """Raise Transient while the buckets of a cell are not in the directory: it would give their names away."""
-        if missing := self.settings.cells.keys() - entered_cells(self.directory).keys():
-            names = ", ".join(sorted(missing))
-            raise Transient(
-                f"the buckets of these cells are not in the directory: {names}; run `nos-ec cells rebuild-directory`"
-            )
+        if (lacks := _lacks(self.directory, self.settings.cells)) is not None:
+            raise Transient(lacks)
 
     def choose(self) -> str:
         """Return a cell for a new bucket, at random by weight, among the cells that are open and have room. Raises
-        Transient if there is none."""
+        Transient if there is none, ConfigError if none has a weight."""
+        _require_weight(self.settings)
         opened = self.opened()
         weights = {
             name: cell.weight
@@ -263,7 +261,8 @@ def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRo
             found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True)
         if found == written:
             return found
-        for other in directory.metadata.record_in_directory([found]):
+        other = directory.metadata.record_in_directory(found)
+        if other is not None:
             _log.error("a bucket is in two cells; its home is served", bucket=bucket, home=other.home, other=cell)
             return other
         written = found
@@ -279,6 +278,17 @@ def entered_cells(directory: System) -> dict[str, str]:
     """Return the ids of the cells whose buckets are all in the directory, by the names of the cells. Raises
     Transient."""
     return {name: store_id for name, store_id in _noted(directory)[1].items() if not store_id.startswith(_INCOMPLETE)}
+
+
+def _lacks(directory: System, cells: Iterable[str]) -> str | None:
+    """Return which of these cells have buckets that may not be in the directory, and what to do; None if there are
+    none."""
+    if new := sorted(set(cells) - known_cells(directory).keys()):
+        return f"the buckets of these cells are not in the directory yet: {', '.join(new)}; run `nos-ec init`"
+    if incomplete := sorted(set(cells) - entered_cells(directory).keys()):
+        names = ", ".join(incomplete)
+        return f"some buckets of these cells are not in the directory: {names}; run `nos-ec cells rebuild-directory`"
+    return None
 
 
 def begin_entering(directory: System, cells: Collection[str]) -> None:
@@ -370,10 +380,8 @@ def open_home(settings: Settings, bucket: str, *, creates: bool = False, preferr
     with open_system(settings.of_cell(settings.store.directory)) as first:
         ids = known_cells(first)
         row = first.metadata.directory_row(bucket)
-        missing = settings.cells.keys() - entered_cells(first).keys()
-        if row is None and missing:
-            names = ", ".join(sorted(missing))
-            raise ConfigError(f"the buckets of these cells are not in the directory yet: {names}; run `nos-ec init`")
+        if row is None and (lacks := _lacks(first, settings.cells)) is not None:
+            raise ConfigError(lacks)
         if row is None and not creates:
             raise NotFound(f"there is no bucket {bucket}")
         home = row.home if row is not None else preferred or _choose(settings, ids)
@@ -393,9 +401,8 @@ def _open_known(settings: Settings, cell: str, ids: Mapping[str, str]) -> System
 
 def _choose(settings: Settings, ids: Mapping[str, str]) -> str:
     """Return a cell for a new bucket: by weight, one that can be reached and has room."""
+    _require_weight(settings)
     weights = {name: cell.weight for name, cell in settings.cells.items() if cell.weight}
-    if not weights:
-        raise ConfigError("no cell takes new buckets; give one a weight above 0")
     while True:
         name = Random().choices(list(weights), list(weights.values()))[0]
         del weights[name]
@@ -407,6 +414,11 @@ def _choose(settings: Settings, ids: Mapping[str, str]) -> str:
                 raise
         else:
             return name
+
+
+def _require_weight(settings: Settings) -> None:
+    if not any(cell.weight for cell in settings.cells.values()):
+        raise ConfigError("no cell takes new buckets; give one a weight above 0")
 
 
 def _has_room(system: System) -> bool:

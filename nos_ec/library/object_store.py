@@ -16,7 +16,7 @@ from nos_ec.composition.cells import Cells
 from nos_ec.composition.wiring import System
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.conditions import ABSENT, MD5_BYTES, Condition
-from nos_ec.core.errors import InvalidInput
+from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.figures.requests import Request, Requests
 from nos_ec.engine.objects.store import Store
@@ -27,6 +27,7 @@ from nos_ec.monitoring.declarations import metrics
 from nos_ec.monitoring.declarations.library_metrics import LIBRARY
 from nos_ec.monitoring.exposition import Exposition, Sample, summed
 from nos_ec.monitoring.sources import batch_samples, read_samples, request_samples
+from nos_ec.ports.metadata import ROOT_ACCOUNT
 
 CLOSE_WAIT_S_MAX = 60.0
 """How long `close` waits for calls under way: longer than the time-outs of a storage cluster that does not answer."""
@@ -104,10 +105,28 @@ class ObjectStore:
         return self._of_cell(self._cells.home(bucket) or self._cells.directory_cell)
 
     def _for_put(self, bucket: str) -> Store:
-        """Return the store that holds a bucket, after choosing one if the bucket is new. Raises Transient."""
+        """Return the store that holds a bucket, after choosing one if the bucket is new. Raises Transient,
+        ConfigError."""
         if self._single is not None:
             return self._single
         return self._of_cell(self._cells.home_for_put(bucket))
+
+    def _for_put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> Store:
+        """Return the store that holds the buckets of these objects. Buckets that are new get the cell of the others.
+        Nothing is claimed for objects that cannot be stored. Raises InvalidInput, Transient, ConfigError."""
+        if self._single is not None:
+            return self._single
+        homes = {bucket: self._cells.home(bucket) for bucket in dict.fromkeys(key.bucket for key, _ in objects)}
+        known = {home for home in homes.values() if home is not None}
+        if len(known) > 1:
+            raise InvalidInput("these buckets are in several cells, which store nothing together; put them apart")
+        cell = next(iter(known), None) or self._cells.choose()
+        store = self._of_cell(cell)
+        store.require_small(objects)
+        claimed = {self._cells.claim(bucket, ROOT_ACCOUNT, cell) for bucket, home in homes.items() if home is None}
+        if claimed - {cell}:
+            raise Transient("another program has put one of these buckets into another cell meanwhile; try again")
+        return store
 
     # --- writing ----------------------------------------------------------------------------------
     def put(
@@ -132,15 +151,19 @@ class ObjectStore:
 
         After an error the previous version, if any, is still current, unless the outcome of the last step is unknown (a
         Transient). Repeating the PUT is correct in both cases. Raises PreconditionFailed (if_absent or if_match does
-        not hold), NotFound (if_match without an object), InvalidInput, NoSpace, Transient, Conflict (the PUT of a large
-        object stalled for longer than its lease), TypeError for data that is not binary, and any error from reading
-        `data`.
+        not hold), NotFound (if_match without an object), InvalidInput, NoSpace, Transient, ConfigError (the bucket is
+        new, and no cell takes new ones), Conflict (the PUT of a large object stalled for longer than its lease),
+        TypeError for data that is not binary, and any error from reading `data`.
         """
         with Request(self._requests, self._requests.puts) as request:
             whole_key, encoded = key_of(key), encode_attributes(attributes or {})
-            condition, store = _condition(if_absent, if_match), self._for_put(whole_key.bucket)
+            condition = _condition(if_absent, if_match)
             if isinstance(data, Buffer):
-                row = store.put(whole_key, BytesIO(_of_size(data, size)), encoded, condition)
+                data = _of_size(data, size)
+            # A bucket that is new has no object that could match, so it gets no cell.
+            store = self._of(whole_key.bucket) if if_match is not None else self._for_put(whole_key.bucket)
+            if isinstance(data, bytes):
+                row = store.put(whole_key, BytesIO(data), encoded, condition)
             else:
                 source = PutSource(data, size, self._requests.timer)
                 row = store.put(whole_key, source, encoded, condition)
@@ -150,13 +173,11 @@ class ObjectStore:
 
     def put_many(self, objects: Sequence[tuple[ObjectKey | str, bytes]]) -> Sequence[ObjectInfo]:
         """Store several small objects without attributes, either all or none. This is much faster than one by one.
+        In a store of several cells, all buckets must be in one of them; those that are new get the cell of the others.
         Raises InvalidInput when one has more than `small_bytes_max` bytes, NoSpace, Transient."""
         with Request(self._requests, self._requests.puts):
             given = [(key_of(key), data) for key, data in objects]
-            stores = {id(store): store for store in (self._for_put(key.bucket) for key, _ in given)}
-            if len(stores) > 1:
-                raise InvalidInput("these buckets are in several cells, which store nothing together; put them apart")
-            rows = [row for store in stores.values() for row in store.put_many(given)]
+            rows = self._for_put_many(given).put_many(given) if given else []
         for row in rows:
             self._requests.puts.add(None, row.size)
         return [info_of(row) for row in rows]

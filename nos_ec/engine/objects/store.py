@@ -137,15 +137,19 @@ class Store(ObjectReads):
         Raises InvalidInput when one is larger than `packed_size_max` (use `put`), NoSpace, Transient.
         """
         self._metadata.require_event_room({key.bucket for key, _ in objects})
+        self.require_small(objects)
+        puts = [(self._new_object(PutRequest(key), data), data) for key, data in objects]
+        rows = self._puts.batches.store_puts(puts, together=True)
+        return [row for row in rows if isinstance(row, ObjectRow)]
+
+    def require_small(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> None:
+        """Raise InvalidInput if `put_many` does not take one of these objects."""
         for key, data in objects:
             _refuse_reserved(key)
             if len(data) > self._options.packed_size_max:
                 raise InvalidInput(
                     f"{key}: {len(data)} bytes; put_many takes {self._options.packed_size_max} at most", key=key
                 )
-        puts = [(self._new_object(PutRequest(key), data), data) for key, data in objects]
-        rows = self._puts.batches.store_puts(puts, together=True)
-        return [row for row in rows if isinstance(row, ObjectRow)]
 
     def set_attributes(self, key: ObjectKey, attributes: bytes) -> ObjectRow:
         """Replace the attributes of the current version, durably. Its bytes and its version number stay. Returns its

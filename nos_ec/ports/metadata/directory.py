@@ -6,7 +6,6 @@ the cell in which every other program looks for the bucket as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,9 +36,9 @@ class Directory(Protocol):
         """Return the row of a bucket that is about to be created: the row that it has, or a new one with this home. A
         deleted one gets this owner and time, and keeps its home. Of two calls at once, one decides."""
 
-    def record_in_directory(self, rows: Sequence[DirectoryRow]) -> list[DirectoryRow]:
-        """Make the directory say what these rows of homes say, and return the rows that it has for buckets with another
-        home, which are left alone."""
+    def record_in_directory(self, row: DirectoryRow) -> DirectoryRow | None:
+        """Make the directory say what this row says, and return None. If the bucket has another home there, return the
+        row that the directory has, which is left alone."""
 
     def buckets_in_directory(self, owner: str, after: str, limit: int) -> list[BucketRow]:
         """Return a page of the buckets of an account that are not deleted, in the byte order of their names, from the

@@ -26,7 +26,7 @@ class DirectoryContract:
         metadata = bench.metadata
         metadata.claim_home("photos", "ann", "a", 5)
         gone = DirectoryRow("photos", "a", "ann", 5, is_deleted=True)
-        assert metadata.record_in_directory([gone]) == []
+        assert metadata.record_in_directory(gone) is None
         assert metadata.directory_row("photos") == gone
         assert metadata.buckets_in_directory("ann", "", 10) == []
         assert metadata.claim_home("photos", "bob", "b", 6) == DirectoryRow("photos", "a", "bob", 6)
@@ -36,11 +36,11 @@ class DirectoryContract:
         metadata = bench.metadata
         known = metadata.claim_home("b", "ann", "one", 5)
         rows = [DirectoryRow(name, "two", "bob", 7) for name in ("c", "b", "a")]
-        assert metadata.record_in_directory(rows) == [known]
+        assert [metadata.record_in_directory(row) for row in rows] == [None, known, None]
         assert metadata.directory_row("b") == known
         assert metadata.directory_row("c") == rows[0]
         changed = DirectoryRow("c", "two", "cid", 7)
-        assert metadata.record_in_directory([changed]) == []
+        assert metadata.record_in_directory(changed) is None
         assert metadata.directory_row("c") == changed
 
     def test_buckets_are_listed_in_pages_by_owner(self, bench: MetadataBench) -> None:
@@ -59,7 +59,7 @@ class DirectoryContract:
             {*names, *(f"x{name}"[:255] for name in names)}, key=str.encode
         )
         gone = DirectoryRow("a", "one", "ann", 1, is_deleted=True)
-        metadata.record_in_directory([gone])
+        metadata.record_in_directory(gone)
         assert metadata.directory_page("", 2) == [DirectoryRow("B", "one", "ann", 1), gone]
         assert [row.bucket for row in metadata.directory_page("a", 1)] == ["b-c"]
 

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
 from nos_ec.cli.app import run
-from nos_ec.composition.cells import open_home
+from nos_ec.composition.cells import begin_entering, open_home
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import ConfigError, Transient
-from nos_ec.settings import Settings
+from nos_ec.settings import Settings, load_settings
 from tests.service.conftest import Bench
 from tests.service.s3.cell_stores import SPREADING, cells_config, new_cells
 
@@ -95,9 +95,66 @@ def test_cells_are_created_by_init_alone(tmp_path: Path) -> None:
 def test_put_many_stores_together_only_what_is_in_one_cell(store: ObjectStore) -> None:
     made = store.put_many([("one/a", b"1"), ("one/b", b"2")])
     assert [info.key.name for info in made] == ["a", "b"]
+    new = [info.key.bucket for info in store.put_many([(f"new-{number}/a", b"1") for number in range(8)])]
+    assert len({store._cells.home(name) for name in new}) == 1
+    store.put_many([("one/c", b"3"), ("more/c", b"3")])
+    assert store._cells.home("more") == store._cells.home("one")
+    for name in NAMES:
+        store.put(f"{name}/a", b"1")
     with pytest.raises(InvalidInput, match="these buckets are in several cells"):
         store.put_many([(f"{name}/a", b"1") for name in NAMES])
     assert store.small_bytes_max > 0
+    assert store.put_many([]) == []
+
+
+def test_what_is_refused_gives_no_bucket_a_cell(store: ObjectStore) -> None:
+    small = b"1"
+    for name in NAMES:
+        store.put(f"{name}/a", small)
+    with pytest.raises(InvalidInput, match="put_many takes"):
+        store.put_many([("none/a", small), ("none/b", bytes(store.small_bytes_max + 1))])
+    with pytest.raises(InvalidInput, match="these buckets are in several cells"):
+        store.put_many([("none/a", small), *((f"{name}/a", small) for name in NAMES)])
+    with pytest.raises(NotFound):
+        store.put("none/a", small, if_match=bytes(16))
+    with pytest.raises(NotFound):
+        store.put("none/a", io.BytesIO(small), if_match=store.head(f"{NAMES[0]}/a"))
+    with pytest.raises(InvalidInput, match="size is 2"):
+        store.put("none/a", small, size=2)
+    assert store._cells.directory.metadata.directory_row("none") is None
+    old = store.head(f"{NAMES[0]}/a")
+    assert store.put(f"{NAMES[0]}/a", b"2", if_match=old).version > old.version
+
+
+def test_while_the_directory_lacks_buckets_it_is_said_what_to_run(
+    tmp_path: Path, settings: Settings, store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"1")
+    put = ["--config", str(cells_config(tmp_path, a=1, b=1, c=1, d=1)), "put", "unknown/k", str(source)]
+    more = load_settings(cells_config(tmp_path, a=1, b=1, c=1, d=1), {})
+    with open_store(more) as with_new_cell:
+        why = "the buckets of these cells are not in the directory yet: d; run `nos-ec init`"
+        with pytest.raises(Transient, match=why):
+            with_new_cell.put("unknown/k", b"1")
+        assert run(put) == 3
+        assert why in capsys.readouterr().err
+    begin_entering(store._cells.directory, ["b", "c"])
+    why = "some buckets of these cells are not in the directory: b, c; run `nos-ec cells rebuild-directory`"
+    with pytest.raises(Transient, match=why):
+        store.put("unknown/k", b"1")
+    cells_config(tmp_path, a=1, b=1, c=1)
+    assert run(put) == 3
+    assert why in capsys.readouterr().err
+
+
+def test_without_weights_no_bucket_is_new(tmp_path: Path) -> None:
+    new_cells(tmp_path, a=1, b=0)
+    with open_store(str(cells_config(tmp_path, a=0, b=0))) as store:
+        for put in (lambda: store.put("new/k", b"1"), lambda: store.put_many([("new/k", b"1")])):
+            with pytest.raises(ConfigError, match="no cell takes new buckets; give one a weight above 0"):
+                put()
+        assert store._cells.directory.metadata.directory_row("new") is None
 
 
 def test_what_is_nowhere_is_not_found(store: ObjectStore) -> None:

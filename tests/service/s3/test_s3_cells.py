@@ -396,7 +396,7 @@ def test_the_directory_forgets_what_is_gone(served: tuple[Cells, Gateway]) -> No
     row = cells.directory.metadata.directory_row("gone")
     assert row is not None
     ann.delete_bucket(Bucket="gone")
-    cells.directory.metadata.record_in_directory([row])  # as a restored backup would
+    cells.directory.metadata.record_in_directory(row)  # as a restored backup would
     assert len(ann.list_buckets()["Buckets"]) == 1
     fill_directory(cells.settings, as_json=True)
     assert ann.list_buckets()["Buckets"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -37,8 +36,8 @@ class SqlDirectory(SqlPart):
     def claim_home(self, bucket: str, owner: str, home: str, now_ms: int) -> DirectoryRow:
         return self._write(_claim, DirectoryRow(bucket, home, owner, now_ms))
 
-    def record_in_directory(self, rows: Sequence[DirectoryRow]) -> list[DirectoryRow]:
-        return self._write(_record, rows)
+    def record_in_directory(self, row: DirectoryRow) -> DirectoryRow | None:
+        return self._write(_record, row)
 
     @reads
     def buckets_in_directory(self, connection: Connection, owner: str, after: str, limit: int) -> list[BucketRow]:
@@ -59,15 +58,13 @@ def _claim(connection: Connection, new: DirectoryRow) -> DirectoryRow:
     return claimed
 
 
-def _record(connection: Connection, rows: Sequence[DirectoryRow]) -> list[DirectoryRow]:
-    elsewhere = []
-    for row in sorted(rows, key=lambda row: row.bucket.encode()):  # in one order, so that two calls do not deadlock
-        known = _locked(connection, row.bucket)
-        if known is not None and known.home != row.home:
-            elsewhere.append(known)
-        elif known != row:
-            _put(connection, row, known)
-    return elsewhere
+def _record(connection: Connection, row: DirectoryRow) -> DirectoryRow | None:
+    known = _locked(connection, row.bucket)
+    if known is not None and known.home != row.home:
+        return known
+    if known != row:
+        _put(connection, row, known)
+    return None
 
 
 def _put(connection: Connection, row: DirectoryRow, known: DirectoryRow | None) -> None:
