@@ -1,10 +1,11 @@
 """Checksums of bodies, computed while the body arrives and compared at its end with the ones in the request.
 
 Sources: "Checking object integrity" of the S3 user guide, and PutObject, CreateMultipartUpload and
-CompleteMultipartUpload of the S3 API reference; RFC 1864 for Content-MD5. A checksum of an unsupported algorithm is
+CompleteMultipartUpload of the S3 API reference; RFC 1864 for Content-MD5. A checksum of an unknown algorithm is
 refused, because ignoring it would acknowledge bytes that were not checked.
 
-The CRCs come from one library (docs/adr/0029).
+The CRCs come from one library (docs/adr/0029). XXHASH3 is the variant of XXH3 with 64 bits; checksums of XXHash are
+big-endian, in the canonical form of the library.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import xxhash
 from anycrc import Model
 
 from nos_ec.s3.errors import S3Error
@@ -36,6 +38,9 @@ class Algorithm(Enum):
     SHA1 = "SHA1"
     SHA256 = "SHA256"
     SHA512 = "SHA512"
+    XXHASH64 = "XXHASH64"
+    XXHASH3 = "XXHASH3"
+    XXHASH128 = "XXHASH128"
 
     @property
     def header(self) -> str:
@@ -63,16 +68,22 @@ _SIZES = {
     Algorithm.SHA1: 20,
     Algorithm.SHA256: 32,
     Algorithm.SHA512: 64,
+    Algorithm.XXHASH64: 8,
+    Algorithm.XXHASH3: 8,
+    Algorithm.XXHASH128: 16,
 }
 _MODELS = {
     Algorithm.CRC32: Model("CRC32"),
     Algorithm.CRC32C: Model("CRC32C"),
     Algorithm.CRC64NVME: Model("CRC64-NVME"),
 }
+_XXHASHES: dict[Algorithm, Callable[[], Digest]] = {
+    Algorithm.XXHASH64: xxhash.xxh64,
+    Algorithm.XXHASH3: xxhash.xxh3_64,
+    Algorithm.XXHASH128: xxhash.xxh3_128,
+}
 _BY_HEADER = {algorithm.header: algorithm for algorithm in Algorithm}
 _NOT_OF_A_BODY = {"x-amz-checksum-type", "x-amz-checksum-algorithm", "x-amz-checksum-mode"}
-UNSUPPORTED = frozenset(["XXHASH64", "XXHASH3", "XXHASH128"])
-"""S3 algorithms that are not supported."""
 
 
 class Digest(Protocol):
@@ -102,6 +113,8 @@ def running(algorithm: Algorithm) -> Digest:
     """Return a digest without any bytes yet."""
     if algorithm in _MODELS:
         return _Crc(algorithm)
+    if algorithm in _XXHASHES:
+        return _XXHASHES[algorithm]()
     return hashlib.new(algorithm.value, usedforsecurity=False)
 
 
@@ -138,9 +151,8 @@ def expected_of(
     from the signature. computed: the algorithm to compute if the request names none. of_object: the checksum in the
     headers belongs to an object, as in CompleteMultipartUpload, and not to the body.
 
-    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer, an invalid
-    value), NotImplemented (an unsupported algorithm), BadDigest (another algorithm than
-    `x-amz-sdk-checksum-algorithm`)."""
+    Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer or
+    algorithm, an invalid value), BadDigest (another algorithm than `x-amz-sdk-checksum-algorithm`)."""
     content_md5 = request.header("content-md5")
     md5 = None
     if content_md5 is not None:
@@ -210,7 +222,7 @@ def _require(algorithm: Algorithm, text: str, where: str) -> bytes:
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """Return the algorithm with this S3 name, in upper or lower case. Raises NotImplemented or InvalidRequest."""
+    """Return the algorithm with this S3 name, in upper or lower case. Raises InvalidRequest."""
     try:
         return Algorithm(name.upper())
     except ValueError:
@@ -221,7 +233,8 @@ def algorithm_named(name: str) -> Algorithm:
 def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
     """Return the checksum type of a multipart upload. name: the value of `x-amz-checksum-type`. Without it, a CRC64NVME
     covers the whole object, and other checksums the parts. Raises InvalidRequest for types that S3 does not have: a
-    CRC64NVME of parts, and an MD5 or SHA of the whole object, which cannot be computed from those of its parts."""
+    CRC64NVME of parts, and an MD5, SHA or XXHash of the whole object, which cannot be computed from those of its
+    parts."""
     only = {Algorithm.CRC64NVME: ChecksumType.FULL_OBJECT}.get(algorithm)
     if algorithm not in _MODELS:
         only = ChecksumType.COMPOSITE
@@ -327,8 +340,4 @@ def _several() -> S3Error:
 def _refuse(name: str, what: str) -> Algorithm:
     """Always raises."""
     known = ", ".join([algorithm.value for algorithm in Algorithm])
-    unsupported = name.removeprefix("x-amz-checksum-").upper() in UNSUPPORTED
-    raise S3Error(
-        "NotImplemented" if unsupported else "InvalidRequest",
-        f"{what} {name} is not supported. Supported checksum algorithms: {known}.",
-    )
+    raise S3Error("InvalidRequest", f"{what} {name} is not supported. Supported checksum algorithms: {known}.")

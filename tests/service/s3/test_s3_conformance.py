@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import http.client
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +14,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from nos_ec.composition.wiring import System
+from nos_ec.s3 import checksums
+from nos_ec.s3.checksums import Algorithm
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, refused, serving
 
 pytestmark = pytest.mark.every_time
@@ -349,9 +350,9 @@ def test_conditions_on_the_target_of_a_copy(ann: Any) -> None:
     refused("PreconditionFailed", 412, ann.copy_object, **copy, IfMatch=etag, CopySourceIfNoneMatch=etag)
 
 
-@pytest.mark.parametrize("algorithm", ["MD5", "SHA512"])
+@pytest.mark.parametrize("algorithm", ["MD5", "SHA512", "XXHASH64", "XXHASH3", "XXHASH128"])
 def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str) -> None:
-    """Of an object, and of an upload, whose checksum is that of the checksums of its parts."""
+    """Of an object, and of an upload, whose checksum is computed from the checksums of its parts."""
     header, body = f"x-amz-checksum-{algorithm.lower()}", b"part"
 
     def sending(operation: str, **headers: str) -> Any:
@@ -360,7 +361,9 @@ def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str)
         return client
 
     def checksum(data: bytes) -> str:
-        return base64.b64encode(hashlib.new(algorithm, data).digest()).decode()
+        digest = checksums.running(Algorithm(algorithm))
+        digest.update(data)
+        return checksums.in_base64(digest.digest())
 
     def stored() -> str | None:
         found = gateway.client("ann").head_object(**NAMED, ChecksumMode="ENABLED")
@@ -377,4 +380,8 @@ def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str)
     etag = uploading.upload_part(**upload, PartNumber=1, Body=body)["ETag"]
     parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
     creating.complete_multipart_upload(**upload, MultipartUpload=parts)
-    assert stored() == checksum(base64.b64decode(checksum(body))) + "-1"
+    whole = checksum(base64.b64decode(checksum(body)))
+    assert stored() == whole + "-1"
+    shown = gateway.client("ann").get_object_attributes(**NAMED, ObjectAttributes=["Checksum", "ObjectParts"])
+    assert shown["Checksum"] == {f"Checksum{algorithm}": whole, "ChecksumType": "COMPOSITE"}
+    assert [part[f"Checksum{algorithm}"] for part in shown["ObjectParts"]["Parts"]] == [checksum(body)]

@@ -12,7 +12,6 @@ import pytest
 from botocore.httpchecksum import Crc32Checksum, Sha1Checksum, Sha256Checksum
 
 from nos_ec.s3.checksums import (
-    UNSUPPORTED,
     Algorithm,
     BodyCheck,
     ChecksumType,
@@ -66,11 +65,27 @@ def code_of(headers: dict[str, str], trailers: dict[str, str] | None = None, sha
         (Algorithm.SHA256, hashlib.sha256(b"123456789").hexdigest()),
         (Algorithm.MD5, "25f9e794323b453885f5181f1b624d0b"),
         (Algorithm.SHA512, hashlib.sha512(b"123456789").hexdigest()),
+        (Algorithm.XXHASH64, "8cb841db40e6ae83"),
+        (Algorithm.XXHASH3, "72dcb18b67a17dff"),
+        (Algorithm.XXHASH128, "33119477ede5dcd5e9716427681d5860"),
     ],
 )
 def test_the_check_values_of_the_catalogue(algorithm: Algorithm, hexadecimal: str) -> None:
     assert digest_of(algorithm, b"123456789").hex() == hexadecimal
     assert len(hexadecimal) == 2 * algorithm.size
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hexadecimal"),
+    [
+        (Algorithm.XXHASH64, "ef46db3751d8e999"),
+        (Algorithm.XXHASH3, "2d06800538d394c2"),
+        (Algorithm.XXHASH128, "99aa06d3014798d86001c324468d497f"),
+    ],
+)
+def test_the_xxhashes_of_no_bytes_in_its_specification(algorithm: Algorithm, hexadecimal: str) -> None:
+    """In the canonical form, which is big-endian."""
+    assert digest_of(algorithm, b"").hex() == hexadecimal
 
 
 def test_the_same_as_other_libraries() -> None:
@@ -116,14 +131,6 @@ def test_the_sha256_of_the_signature(headers: dict[str, str]) -> None:
 
 def test_nothing_is_computed_that_was_not_asked_for() -> None:
     assert outcome({}) == Computed(None, None)
-
-
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-def test_an_algorithm_that_we_lack_is_refused(name: str) -> None:
-    header = f"x-amz-checksum-{name.lower()}"
-    for headers, trailers in [({header: "AAAA"}, {}), ({}, {header: "AAAA"})]:
-        assert code_of(headers, trailers) == "NotImplemented"
-    assert code_of({"x-amz-sdk-checksum-algorithm": name}) == "NotImplemented"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +192,10 @@ def test_composite_checksums(algorithm: Algorithm) -> None:
         ("MD5", None, "COMPOSITE"),
         ("MD5", "FULL_OBJECT", None),
         ("SHA512", None, "COMPOSITE"),
+        ("XXHASH64", None, "COMPOSITE"),
+        ("XXHASH3", "COMPOSITE", "COMPOSITE"),
+        ("XXHASH3", "FULL_OBJECT", None),
+        ("XXHASH128", "FULL_OBJECT", None),
         ("SHA256", "other", None),
     ],
 )

@@ -423,7 +423,7 @@ def test_long_namespaces_are_not_repeated_in_each_name() -> None:
         ("<Part><PartNumber>0</PartNumber><ETag>e</ETag></Part>", "InvalidArgument"),
         ("<Part><PartNumber>10001</PartNumber><ETag>e</ETag></Part>", "InvalidArgument"),
         ("".join(f"<Part><PartNumber>{n}</PartNumber><ETag>e</ETag></Part>" for n in (2, 1)), "InvalidPartOrder"),
-        ("<Part><PartNumber>1</PartNumber><ETag>e</ETag><ChecksumXXHASH3>A</ChecksumXXHASH3></Part>", "NotImplemented"),
+        ("<Part><PartNumber>1</PartNumber><ETag>e</ETag><ChecksumCRC16>A</ChecksumCRC16></Part>", "NotImplemented"),
         ("<Part><PartNumber>1</PartNumber><ETag>e</ETag><ChecksumCRC32>A</ChecksumCRC32></Part>", "InvalidRequest"),
     ],
 )
