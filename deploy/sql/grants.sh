@@ -122,7 +122,8 @@ done
 shift $((OPTIND - 1))
 [ $# -gt 0 ] || { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
 [[ $database =~ ^[A-Za-z0-9_-]+$ ]] || failed "the database's name is $database; it must have letters, digits, _ and - only"
-[[ $cell =~ ^(-[a-z0-9-]+)?$ ]] || failed "the cell is ${cell#-}; its name has the characters a-z, 0-9 and - only"
+[[ $cell =~ ^(-[a-z0-9]+)*$ ]] ||
+    failed "the cell is ${cell#-}; its name has the characters a-z and 0-9, and single hyphens between them"
 [[ $clients =~ ^[^\'\\]+$ ]] || failed "the clients are $clients; this must not contain quotes"
 folder=$1
 shift

@@ -23,8 +23,8 @@ class SystemClock:
 
 
 class SteadyClock(SystemClock):
-    """Time since an unknown moment, which goes on evenly when the machine's clock is set. For the waits of one process:
-    its times mean nothing to another process, or after a restart of the machine."""
+    """Time since an unknown moment, which passes evenly even when the machine's clock is set. For the waits of one
+    process: its times mean nothing to another process, or after a restart of the machine."""
 
     def now_ms(self) -> int:
         """Milliseconds since an unknown moment."""

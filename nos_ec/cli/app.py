@@ -20,7 +20,7 @@ from nos_ec.cli.terminal.context import Context, log_for_people, logs_json
 from nos_ec.cli.terminal.errors import EXIT_BUG, EXIT_READER_GONE, report
 from nos_ec.cli.terminal.output import stdout
 from nos_ec.cli.terminal.streams import ReaderGone
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import InvalidInput, NosError
 
 MODULES = {
     "commands.objects": ("put", "get", "rm", "ls", "stat"),
@@ -77,7 +77,9 @@ def root(
         typer.echo(f"nos-ec {__version__}")
         raise typer.Exit
     log_for_people()
-    ctx.obj = Context(config, cell or None, _command_words(ctx.obj or ()))
+    if cell == "":
+        raise InvalidInput("--cell needs the name of a cell; leave it out for the whole store")
+    ctx.obj = Context(config, cell, _command_words(ctx.obj or ()))
 
 
 def commands(arguments: Sequence[str]) -> typer.core.TyperGroup:

@@ -41,5 +41,8 @@ def trail_reader(settings: Settings) -> TrailReader:
 
 def command_of(arguments: Sequence[str]) -> str:
     """Return the program and the command of a process, without options and their values."""
-    words = [word for word in arguments[1:] if _WORD.fullmatch(word)]
-    return " ".join([PurePath(arguments[0]).name if arguments else "", *words[:_WORDS_MAX]])
+    words = list(arguments[1:])
+    while words and words[0].startswith("--"):  # a global option, such as --cell, and its value
+        del words[: 1 if "=" in words[0] else 2]
+    named = [word for word in words if _WORD.fullmatch(word)]
+    return " ".join([PurePath(arguments[0]).name if arguments else "", *named[:_WORDS_MAX]])

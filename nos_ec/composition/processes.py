@@ -67,7 +67,7 @@ class Child:
         """`what` names the process in the log, such as "a process of the gateway"."""
         self.process: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
-        """That of the process which ended last; None if none has."""
+        """The exit code of the process that ended last; None if none has ended."""
         self._what = what
         self._start = start
         self._clock = clock

@@ -105,7 +105,13 @@ COMMON = frozenset({"store.directory", "logging.level", "logging.format"})
 
 def check_cells(directory: str | None, cells: Mapping[str, Cell]) -> Iterator[Problem]:
     """Yields what is wrong between the cells of a store: the cell of the directory is not one of them, or two cells
-    would keep their data in one place."""
+    would keep their data in one place. Without cells, there can be no directory."""
+    if not cells:
+        if directory is not None:
+            yield _wrong(
+                "store.directory", "is set, but there are no cells; add their tables [cells.NAME], or remove it"
+            )
+        return
     if directory not in cells:
         why = "is not set" if directory is None else f"{directory!r} is not one of the cells"
         yield _wrong("store.directory", f"{why}; name the cell whose database holds the directory: {', '.join(cells)}")

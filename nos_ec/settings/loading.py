@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ _log = structlog.get_logger(__name__)
 
 CELLS = "cells"
 """The table of a file that has the cells."""
-CELL_NAME = re.compile(r"[a-z0-9-]{1,32}")
+CELL_NAME = re.compile(r"(?=.{1,32}\Z)[a-z0-9]+(-[a-z0-9]+)*")
+"""Two hyphens in a row would be the two underscores that separate the parts of a variable."""
 WEIGHT_MAX = 1000
 _DATABASE = ("metadata_url", "metadata_url_file")
 """The keys that name the database. A cell that has one has no use for the other one that is common."""
@@ -60,6 +61,7 @@ def check_settings(path: Path | None, env: Mapping[str, str]) -> list[Problem]:
 def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, list[Problem]]:
     problems: list[Problem] = []
     tables = {} if path is None else _parse(path, problems)
+    has_cells = CELLS in tables
     cells = _cell_tables(path, tables.pop(CELLS, {}), problems)
     common = _Values()
     of_cells = _split_env(env, cells)
@@ -67,7 +69,11 @@ def _load(path: Path | None, env: Mapping[str, str]) -> tuple[Settings | None, l
         common.add(one, problems)
     settings = common.settings(problems)
     if not cells:
-        return settings, problems + ([] if settings is None else common.contradictions(settings))
+        if settings is not None:
+            problems += common.contradictions(
+                settings, *(() if has_cells else check_cells(settings.store.directory, {}))
+            )
+        return settings, problems
     found: dict[str, Cell] = {}
     for name, table in cells.items():
         prefix = f"{CELLS}.{name}."
@@ -124,9 +130,9 @@ class _Values:
             problems += [_describe(details, self._places) for details in error.errors()]
             return None
 
-    def contradictions(self, settings: Settings) -> list[Problem]:
-        """Return the contradictions between these settings."""
-        return [_placed(problem, self._places, self._prefix) for problem in cross_check(settings)]
+    def contradictions(self, settings: Settings, *others: Problem) -> list[Problem]:
+        """Return the contradictions between these settings, and these other ones, with their places."""
+        return [_placed(problem, self._places, self._prefix) for problem in (*cross_check(settings), *others)]
 
 
 def _placed(problem: Problem, places: Mapping[tuple[str, str], str], prefix: str) -> Problem:
@@ -157,6 +163,8 @@ def _differences(settings: Settings, common: Settings, prefix: str) -> list[str]
         lines.append(f"[{prefix}{section}]")
         for key in fields_of(section):
             value = getattr(values, key)
+            if f"{section}.{key}" == "store.directory" and settings.cell is not None:
+                continue  # as a store of its own, a cell has no directory
             if value != getattr(others, key) and value is not None:
                 lines.append(f"{key} = {_toml(value)}")
     return lines
@@ -216,7 +224,12 @@ def _cell_tables(path: Path | None, tables: object, problems: list[Problem]) -> 
     for name, table in tables.items():
         place = f"{path}: [{CELLS}.{name}]"
         if not CELL_NAME.fullmatch(name):
-            problems.append(Problem(f"{place}: name a cell with 1 to 32 of the characters a-z, 0-9 and -", CELLS))
+            problems.append(
+                Problem(
+                    f"{place}: name a cell with 1 to 32 of the characters a-z and 0-9, and single hyphens between them",
+                    CELLS,
+                )
+            )
         elif not isinstance(table, dict):
             problems.append(Problem(f"{place}: write [{CELLS}.{name}], and the settings of the cell below", CELLS))
         else:
@@ -268,12 +281,11 @@ def _key_on_line(path: Path, error: str) -> str:
     return f": {key[1]}" if key is not None else ""
 
 
-def _split_env(env: Mapping[str, str], cells: Iterable[str]) -> dict[str | None, dict[str, str]]:
+def _split_env(env: Mapping[str, str], cells: Collection[str]) -> dict[str | None, dict[str, str]]:
     """Return the variables of each cell, which begin with ENV_PREFIX, CELLS and its name, and with None the others."""
     found: dict[str | None, dict[str, str]] = {name: {} for name in (None, *cells)}
-    longest_first = sorted(cells, key=len, reverse=True)  # a name may be the beginning of another one
     for variable, value in env.items():
-        owner = next((name for name in longest_first if variable.startswith(_cell_prefix(name))), None)
+        owner = next((name for name in cells if variable.startswith(_cell_prefix(name))), None)
         found[owner][variable] = value
     return found
 

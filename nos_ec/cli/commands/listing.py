@@ -11,10 +11,11 @@ import typer
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.files.trees import entry_pages, name_pages, pages
-from nos_ec.cli.terminal.context import AsJson, Context, context
+from nos_ec.cli.terminal.context import AsJson, Context, context, logs_json
+from nos_ec.cli.terminal.errors import most_severe, report
 from nos_ec.cli.terminal.output import count_text, emit, err, print_lines
 from nos_ec.composition.cells import open_cells
-from nos_ec.core.errors import InvalidInput, NotFound
+from nos_ec.core.errors import InvalidInput, NosError, NotFound
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.library.object_info import attributes_of
@@ -60,8 +61,13 @@ def ls(
     if not bucket and context(ctx).settings().cells:
         if long or summarize:
             raise InvalidInput(_NEEDS_BUCKET)
-        next_after = _print_buckets(_of_all_cells(context(ctx).settings(), after, limit), limit, as_json)
+        buckets, failures = _of_all_cells(context(ctx).settings(), after, limit)
+        next_after = _print_buckets(buckets, limit, as_json)
         _print_more_hint(context(ctx), where, None if as_json else next_after, limit, long, delimiter)
+        if failures:
+            raise typer.Exit(
+                most_severe([report(error, as_json or logs_json(), cell=name) for name, error in failures.items()])
+            )
         return
     with context(ctx).home(bucket) if bucket else context(ctx).system() as system:
         if bucket:
@@ -89,12 +95,18 @@ def _print_buckets(buckets: list[str], limit: int, as_json: bool) -> str | None:
     return next_after
 
 
-def _of_all_cells(settings: Settings, after: str, limit: int) -> list[str]:
-    """Return the names of buckets with objects in any cell, one more than the limit. Raises Transient if a cell cannot
-    be reached: the listing would lack its buckets."""
+def _of_all_cells(settings: Settings, after: str, limit: int) -> tuple[list[str], dict[str, NosError]]:
+    """Return the names of buckets with objects in any cell, one more than the limit, and the errors of the cells that
+    cannot be reached, whose buckets are lacking."""
+    found: list[list[str]] = []
+    failures: dict[str, NosError] = {}
     with open_cells(settings, SystemClock()) as cells:
-        found = [cells.system(name).client.store().list_buckets(after, limit + 1) for name in cells.names()]
-    return list(dict.fromkeys(merge(*found, key=str.encode)))[: limit + 1]
+        for name in cells.names():
+            try:
+                found.append(cells.system(name).client.store().list_buckets(after, limit + 1))
+            except NosError as error:
+                failures[name] = error
+    return list(dict.fromkeys(merge(*found, key=str.encode)))[: limit + 1], failures
 
 
 def _listed_pages(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ def check(
     problems = check_settings(file, os.environ)
     settings = None if problems else context(ctx).settings()
     if settings is not None:
-        problems = _secret_problems(settings)
+        problems = list(_secret_problems(settings))
     if problems or settings is None:
         _report_problems(file, problems, connect, as_json)
     elif connect:
@@ -50,22 +50,25 @@ def check(
         emit({"file": _name(file), "problems": []}, as_json, lambda: out.print("the configuration is fine"))
 
 
-def _secret_problems(settings: Settings) -> list[Problem]:
-    """Return the problems of secrets that are in the settings themselves, found by the code that uses them."""
+def _secret_problems(settings: Settings) -> Iterator[Problem]:
+    """Yields the problems of secrets that are in the settings themselves, found by the code that uses them: of the
+    common ones, and of those that cells have for themselves."""
     from nos_ec.api.access import find_token
     from nos_ec.gateway.auth.master_keys import find_master_keys
 
-    problems = []
-    for given, look in (
-        (settings.s3.master_key, lambda: find_master_keys(settings.s3)),
-        (settings.api.token, lambda: find_token(settings.api)),
-    ):
-        try:
-            if given is not None:
-                look()
-        except ConfigError as error:
-            problems.append(Problem(str(error), error.settings[0]))
-    return problems
+    looks: tuple[Callable[[Settings], object], ...] = (
+        lambda one: one.s3.master_key is not None and find_master_keys(one.s3),
+        lambda one: one.api.token is not None and find_token(one.api),
+    )
+    found: set[str] = set()
+    for prefix, one in (("", settings), *((f"cells.{name}.", cell.settings) for name, cell in settings.cells.items())):
+        for look in looks:
+            try:
+                look(one)
+            except ConfigError as error:
+                if str(error) not in found:
+                    found.add(str(error))
+                    yield Problem(f"{prefix}{error}", error.settings[0])
 
 
 def _start_checks(settings: Settings, connections: Connections) -> Iterator[Check]:
@@ -186,5 +189,18 @@ def _data(outcome: Outcome) -> dict[str, Any]:
 def show(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Show the settings in force, including defaults. Passwords and other secrets are masked."""
     data = shown_settings(context(ctx).settings())
-    flat = {f"{section}.{key}": value for section, fields in data.items() for key, value in fields.items()}
-    emit(data, as_json, lambda: facts("settings", flat))
+    emit(data, as_json, lambda: facts("settings", dict(_lines(data))))
+
+
+def _lines(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields names and values of settings; of each cell, its weight and what it does not have in common."""
+    cells = data.get("cells", {})
+    common = {name: value for name, value in data.items() if name != "cells"}
+    for section, fields in common.items():
+        yield from ((f"{section}.{key}", value) for key, value in fields.items())
+    for name, cell in cells.items():
+        yield f"cells.{name}.weight", cell["weight"]
+        for section, fields in common.items():
+            for key, value in fields.items():
+                if cell[section][key] != value:
+                    yield f"cells.{name}.{section}.{key}", cell[section][key]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import typer
 
-from nos_ec.cli.terminal.context import Context, context
+from nos_ec.cli.terminal.context import Context, context, logs_json
 from nos_ec.cli.terminal.errors import exit_code, most_severe, report
 from nos_ec.cli.terminal.output import facts, stdout
 from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound
@@ -216,7 +216,7 @@ def _each_cell(
                 once(name)
             except NosError as error:
                 codes.append(exit_code(error))
-                report(error, as_json, cell=name)
+                report(error, as_json or logs_json(), cell=name)
             except typer.Exit as ended:
                 codes.append(ended.exit_code)
             if as_json:

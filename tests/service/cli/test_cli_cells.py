@@ -11,6 +11,7 @@ import pytest
 
 from nos_ec.cli.app import run
 from nos_ec.cli.terminal.errors import most_severe
+from nos_ec.composition.audit import command_of
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.gc.workers import worker_lease
@@ -153,6 +154,63 @@ def test_a_cell_in_which_gc_runs_already_does_not_hide_that_another_one_fails(ce
 )
 def test_the_most_severe_failure_gives_the_exit_code(codes: list[int], code: int) -> None:
     assert most_severe(codes) == code
+
+
+def test_buckets_of_cells_that_answer_are_listed(cells: Cells) -> None:
+    pack_in(cells, "c")
+    cells.lose("a")
+    assert cells.text("ls", exits=7) == ["photos"]
+    assert "error: cell a: cell a is not open yet: there is no metadata store" in cells.error
+    assert cells.json("ls", exits=7) == {"buckets": ["photos"], "next_after": None}
+    assert json.loads(cells.error.splitlines()[-1])["cell"] == "a"
+
+
+def test_the_name_of_a_cell_is_not_empty(cells: Cells) -> None:
+    for empty in (["--cell", ""], ["--cell="]):
+        assert cells.text(*empty, "status", exits=2) == []
+        assert "--cell needs the name of a cell" in cells.error
+
+
+def test_the_gateway_serves_no_cell_alone(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cells.text("--cell", "a", "s3", "serve", exits=2) == []
+    assert "the gateway serves all cells; leave out --cell" in cells.error
+    monkeypatch.setenv("NOS_EC_CELL", "a")
+    cells.text("s3", "serve", exits=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--cell", "gc", "producer", "--once"], "nos-ec producer"),
+        (["--config", "file", "--cell", "a", "gc", "run", "--apply"], "nos-ec gc run"),
+        (["--cell=a", "--config=b", "status"], "nos-ec status"),
+        (["consumer"], "nos-ec consumer"),
+    ],
+)
+def test_the_audit_trail_names_the_command_without_the_cell(arguments: list[str], command: str) -> None:
+    assert command_of(["/opt/nos-ec/bin/nos-ec", *arguments]) == command
+
+
+def test_errors_are_json_where_logs_are(cells: Cells) -> None:
+    cells.config.write_text(cells.config.read_text() + '[logging]\nformat = "json"\n')
+    cells.lose("a")
+    cells.text("producer", "--once", exits=3)
+    errors = [json.loads(line) for line in cells.error.splitlines()]
+    assert [error["cell"] for error in errors if "exit_code" in error] == ["a"]
+
+
+def test_the_configuration_of_cells_is_checked_and_shown(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = cells.text("config", "show")
+    assert any(line.split() == ["cells.bb.weight", "1"] for line in lines)
+    assert any(line.split() == ["cells.c.store.root", f"{cells.folder}/cell-c"] for line in lines)
+    assert not any(line.startswith("cells.c.gc.") for line in lines)
+    assert cells.json("config", "show")["cells"]["c"]["gc"]["workers"] == 1
+    monkeypatch.setenv("NOS_EC_CELLS__C__API__TOKEN", "short")
+    (problem,) = cells.json("config", "check", exits=3)["problems"]
+    assert problem.startswith("cells.c.api: the token has 5 characters")
+    monkeypatch.setenv("NOS_EC_API__TOKEN", "short")
+    (problem,) = cells.json("config", "check", exits=3)["problems"]  # all cells have it in common
+    assert problem.startswith("api: the token has 5 characters")
 
 
 def test_a_named_cell_is_like_a_store_of_its_own(cells: Cells) -> None:

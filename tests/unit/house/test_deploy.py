@@ -263,7 +263,11 @@ def test_each_cell_has_database_users_of_its_own(tmp_path: Path) -> None:
     assert "'nos-ec-gc'@" not in of_cell
     assert len(of_cell.splitlines()) == len(whole.splitlines())
     assert grants("-n", "b-1", "-d", "nos_ec_b", str(tmp_path), "gc").stdout == of_cell  # it keeps the password
-    for wrong, why in (("B", "the characters a-z, 0-9 and - only"), ("b" * 30, "a shorter name")):
+    for wrong, why in (
+        ("B", "the characters a-z and 0-9, and single hyphens"),
+        ("b--1", "single hyphens"),
+        ("b" * 30, "a shorter name"),
+    ):
         refused = grants("-n", wrong, str(tmp_path), "gc")
         assert refused.returncode == 1
         assert why in refused.stderr

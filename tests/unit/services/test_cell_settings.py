@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_a_cell_has_its_own_values_and_those_that_are_common(file: Path) -> None
 def test_a_store_without_cells_has_none(file: Path) -> None:
     settings = load_settings(None, {})
     assert settings.cells == {}
+    why = "is set, but there are no cells; add their tables [cells.NAME], or remove it"
+    with pytest.raises(ConfigError, match=re.escape(f"NOS_EC_STORE__DIRECTORY: {why}")):
+        load_settings(None, {"NOS_EC_STORE__DIRECTORY": "a"})
+    file.write_text("[store]\ndirectory = 'a'\n")
+    (problem,) = check_settings(file, {})
+    assert problem.text == f"{file}: store.directory: {why}"
     with pytest.raises(ConfigError, match=r"no cell 'a', because the settings have no \[cells.a\]"):
         settings.of_cell("a")
     file.write_text(TWO)
@@ -72,7 +79,14 @@ def test_a_cell_that_names_its_database_does_not_use_the_common_one(file: Path) 
         ("/srv/b", ".", "is inside that of cell b, "),
         ("weight = 0", "weight = -1", "cells.b.weight: -1 is not allowed; use a whole number, 0 to 1000"),
         ("weight = 0", "wieght = 0", "[cells.b.wieght]: no such section"),
-        ("[cells.b]", "[cells.B]", "[cells.B]: name a cell with 1 to 32 of the characters a-z, 0-9 and -"),
+        (
+            "[cells.b]",
+            "[cells.B]",
+            "[cells.B]: name a cell with 1 to 32 of the characters a-z and 0-9, and single hyphens",
+        ),
+        ("[cells.b]", "[cells.a--b]", "[cells.a--b]: name a cell with"),
+        ("[cells.b]", "[cells.-b]", "[cells.-b]: name a cell with"),
+        ("[cells.b]", f"[cells.{'b' * 33}]", "name a cell with"),
         ("gc.workers = 1", "gc.worker = 1", "cells.b.gc.worker: no such setting; did you mean gc.workers?"),
         ("gc.workers = 1", 'logging.level = "debug"', "all cells have this setting in common; set it in [logging]"),
         ("gc.workers = 1", "gc.workers = 0", "cells.b.gc.workers: 0 is not allowed; use a whole number"),
@@ -128,6 +142,8 @@ def test_written_settings_are_read_back_with_their_cells(file: Path, tmp_path: P
     settings = load_settings(file, {})
     write_settings(settings, tmp_path / "copy.toml")
     again = load_settings(tmp_path / "copy.toml", {})
+    write_settings(settings.of_cell("b"), tmp_path / "b.toml")
+    assert load_settings(tmp_path / "b.toml", {}).gc.workers == 1
     assert again == settings
     assert shown_settings(again) == shown_settings(settings)
     assert shown_settings(again)["cells"]["b"]["weight"] == 0
@@ -145,16 +161,16 @@ def test_one_cell_is_opened_like_a_store_and_the_whole_is_not(file: Path) -> Non
 
 
 def test_the_environment_has_values_of_a_cell(file: Path) -> None:
-    text = TWO.replace("[cells.b]", '[cells.a--b]\nstore.root = "c"\n[cells.b]\nstore.metadata_url = "sqlite:///b"')
+    text = TWO.replace("[cells.b]", '[cells.a-b]\nstore.root = "c"\n[cells.b]\nstore.metadata_url = "sqlite:///b"')
     file.write_text(text)
     environment = {
         "NOS_EC_CELLS__B__STORE__METADATA_URL_FILE": "/run/credentials/b",
         "NOS_EC_CELLS__B__GC__WORKERS": "5",
-        "NOS_EC_CELLS__A__B__GC__WORKERS": "6",
+        "NOS_EC_CELLS__A_B__GC__WORKERS": "6",
         "NOS_EC_GC__WORKERS": "2",
     }
     settings = load_settings(file, environment)
-    assert [settings.of_cell(name).gc.workers for name in ("a", "a--b", "b")] == [2, 6, 5]
+    assert [settings.of_cell(name).gc.workers for name in ("a", "a-b", "b")] == [2, 6, 5]
     store = settings.of_cell("b").store
     assert (store.metadata_url, store.metadata_url_file) == (None, Path("/run/credentials/b"))
     assert settings.of_cell("a").store.metadata_url_file is None
