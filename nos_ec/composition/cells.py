@@ -17,7 +17,7 @@ from typing import Self
 
 import structlog
 
-from nos_ec.composition.wiring import System, open_system
+from nos_ec.composition.wiring import CELL_NOTE, System, open_system
 from nos_ec.core.errors import ConfigError, NosError, NotFound, Transient
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.clock import Clock
@@ -315,6 +315,7 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
                 record_bucket(directory, system, listed.bucket)
         after = page[-1].bucket
     system.metadata.store_note(_DIRECTORY, directory.store_id, None)
+    system.metadata.store_note(CELL_NOTE, cell, None)
     require_same_store(directory, system)
     _note(directory, {cell: system.store_id})
     return elsewhere

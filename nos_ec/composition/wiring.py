@@ -134,6 +134,10 @@ class System(Adapters):
         self.stack.close()
 
 
+CELL_NOTE = "cell"
+"""Name of the note, in the database of each cell, with the name of the cell."""
+
+
 def open_system(settings: Settings) -> System:
     """Open an initialised store. Raises ConfigError if it is missing or does not match, Transient if one of its servers
     cannot be reached."""
@@ -149,6 +153,7 @@ def open_system(settings: Settings) -> System:
             store_id = metadata.find_store_id()
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
+            _require_cell(settings, metadata)
         watch_deaths(settings, metadata, clock, stack)
         if settings.s3.topics:
             metadata.send_events(OutboxOptions(settings.s3.notification_events_max, settings.s3.region))
@@ -178,6 +183,16 @@ def open_system(settings: Settings) -> System:
         )
         metadata.on_access_changed(lambda of, name: system.client.access_records().record(of, name))
         return system
+
+
+def _require_cell(settings: Settings, metadata: Metadata) -> None:
+    """Raise ConfigError if the database is that of another cell. The directory may be away, so the cell itself says
+    its name, once it has been entered there."""
+    if settings.cell is not None and (noted := metadata.note(CELL_NOTE)) not in (None, settings.cell):
+        raise ConfigError(
+            f"cell {settings.cell} is another store than the one of that name: its database is that of cell {noted};"
+            f" correct the database and the places in [cells.{settings.cell}]"
+        )
 
 
 def watch_deaths(settings: Settings, metadata: Survival, clock: Clock, stack: ExitStack) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
 from nos_ec.cli.app import run
 from nos_ec.composition.cells import begin_entering, open_home
-from nos_ec.composition.wiring import open_system
+from nos_ec.composition.wiring import CELL_NOTE, open_system
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.settings import Settings, load_settings
 from tests.service.conftest import Bench
@@ -264,8 +264,13 @@ def test_commands_refuse_cells_that_were_exchanged_or_are_empty(
     assert run(["--config", str(config), "put", "x/k", str(source)]) == 0
     swapped = text.replace('root = "b"', 'root = "x"').replace('root = "c"', 'root = "b"').replace('"x"', '"c"')
     config.write_text(swapped)
-    for words in (["put", "x/k", str(source)], ["put", "new/k", str(source)], ["init"]):
+    named = (["ls"], ["get", "x/k", "-o", str(tmp_path / "out")], ["status"], ["gc", "run", "--apply"])
+    for words in (
+        *(["put", "x/k", str(source)], ["put", "new/k", str(source)], ["init"]),
+        *(["--cell", cell, *words] for cell in "bc" for words in named),
+    ):
         assert run(["--config", str(config), *words]) == 3, words
+    assert run(["--config", str(config), "--cell", "a", "status"]) == 0
     config.write_text(text)
     (tmp_path / "b").rename(tmp_path / "away")
     assert run(["--config", str(config), "init"]) == 3
@@ -293,7 +298,12 @@ def test_the_same_store_under_two_names_is_refused(
     config = cells_config(tmp_path, a=1, b=1, d=1)
     config.write_text(config.read_text().replace('root = "d"', 'root = "c"'))
     assert run(["--config", str(config), "init"]) != 0
-    assert "are the same store" in capsys.readouterr().err
+    why = "cell d is another store than the one of that name: its database is that of cell c"
+    assert why in capsys.readouterr().err
+    with open_system(settings.of_cell("c")) as system:
+        assert system.metadata.store_note(CELL_NOTE, "d", "c")
+    assert run(["--config", str(config), "init"]) != 0
+    assert "the cells c and d are the same store" in capsys.readouterr().err
 
 
 def test_a_stream_is_put_into_its_cell(store: ObjectStore) -> None:

@@ -243,7 +243,9 @@ def test_two_cells_of_one_database_are_refused(tmp_path: Path) -> None:
     assert settings.of_cell("b").store.metadata_url is None
     with (
         open_cells(load_settings(file, {}), SystemClock()) as cells,
-        pytest.raises(Transient, match="b holds the data of another store"),
+        pytest.raises(
+            Transient, match="cell b is another store than the one of that name: its database is that of cell a"
+        ),
     ):
         cells.system("b")
 
