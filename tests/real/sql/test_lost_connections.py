@@ -67,7 +67,7 @@ def test_a_known_server_that_hangs_at_its_greeting_is_tried_again(
 ) -> None:
     """Also on the first connection that only reads: opening the store has shown that the server speaks the protocol."""
     MetadataBench(metadata).put("n")
-    monkeypatch.setattr(engine_module, "MYSQL_READ_S", 2)
+    monkeypatch.setattr(engine_module, "MYSQL_GREETING_S", 2)
     server = make_url(url)
     with SwitchedProxy(server.port or 0).running() as proxy, socket.create_server(("127.0.0.1", 0)) as hung:
         there = open_metadata(server.set(port=proxy.port).render_as_string(hide_password=False))

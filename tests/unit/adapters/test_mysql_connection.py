@@ -19,7 +19,7 @@ from pymysql.connections import Connection as PyMySqlConnection  # type: ignore[
 from pymysql.constants import COMMAND, CR  # type: ignore[import-untyped]
 from pymysql.err import OperationalError  # type: ignore[import-untyped]
 
-from nos_ec.adapters.sql.driver import engine
+from nos_ec.adapters.sql.driver import engine, mysql_connection, transactions
 from nos_ec.adapters.sql.driver.engine import MYSQL_GREETING_S
 from nos_ec.adapters.sql.driver.mysql_connection import MySqlConnection
 from nos_ec.adapters.sql.metadata import open_metadata
@@ -198,9 +198,35 @@ def test_the_port_of_another_protocol_is_noticed(banner: bytes, monkeypatch: pyt
 
 def test_a_known_server_that_does_not_greet_is_a_lost_connection() -> None:
     """Such an error is retried. It counted as the port of another protocol."""
+    begun_s = time.monotonic()
     with another_protocol(b"") as port, pytest.raises(OperationalError) as caught:
-        MySqlConnection(host="127.0.0.1", port=port, user="user", read_timeout=0.2)
+        MySqlConnection(host="127.0.0.1", port=port, user="user", read_timeout=600, greeting_s=0.2, is_known=True)
     assert caught.value.args[0] == CR.CR_SERVER_LOST
+    assert time.monotonic() - begun_s < 60, "a greeting is not waited for as long as a statement"
+
+
+@pytest.mark.parametrize(("limit_s", "tries"), [(0.2, 1), (60, transactions.ATTEMPTS_MAX)])
+def test_a_server_that_lets_connections_wait_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, tries: int
+) -> None:
+    """Each try takes as long as the first. A connection that is lost at once is tried again."""
+    made: list[object] = []
+
+    class Known(MySqlConnection):
+        def __init__(self, *args: Any, is_known: bool, **options: Any) -> None:
+            made.append(self)
+            super().__init__(*args, is_known=True, **options)
+
+    monkeypatch.setattr(mysql_connection, "MySqlConnection", Known)
+    monkeypatch.setattr(engine, "MYSQL_GREETING_S", 0.2)
+    monkeypatch.setattr(transactions, "MYSQL_CONNECT_S", limit_s)
+    with another_protocol(b"") as port:
+        store = transactions.Transactions(engine.make_engine(f"mysql+pymysql://user:word@127.0.0.1:{port}/nos_ec"))
+        for run in (store.read, store.write):
+            made.clear()
+            with pytest.raises(Transient, match="the connection was lost"):
+                run(lambda connection: connection)
+            assert len(made) == tries
 
 
 def test_the_package_for_ed25519_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

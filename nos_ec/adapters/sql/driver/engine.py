@@ -37,8 +37,9 @@ from nos_ec.core.errors import ConfigError
 SQLITE_BUSY_MS = 10_000
 MYSQL_CONNECT_S = 5
 MYSQL_GREETING_S = 10
-"""The time limit for the greeting of the first connection. MySQL's own clients allow this by default for connecting as
-a whole. A server of another protocol may wait for ever for its client to begin."""
+"""The time limit for the greeting of a connection. MySQL's own clients allow this by default for connecting as a whole.
+A server of another protocol may wait for ever for its client to begin, and one that hangs sends none, while a server
+with slow statements greets at once."""
 NEW_OR_LOST = (
     "run `nos-ec init` if the store is new; if its database was lost, restore it, or write its rows again with `nos-ec"
     " metadata rebuild` (docs/RUNBOOKS.md)"
@@ -157,16 +158,16 @@ def _mysql_engine(url: URL, connect: Callable[..., Any], read_s: int, **options:
 
 
 def _mysql_connect() -> Callable[..., Any]:
-    """Return a function that connects engines to one server. It waits longer for greetings after the first: a server
-    that has greeted once speaks the protocol, but may hang for a while, as in any statement."""
+    """Return a function that connects engines to one server. A server that has greeted once speaks the protocol, so if
+    it does not greet later, this counts as a lost connection."""
     from nos_ec.adapters.sql.driver.mysql_connection import MySqlConnection
 
-    greeting_s: float | None = MYSQL_GREETING_S
+    is_known = False
 
     def connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
-        nonlocal greeting_s
-        connection = MySqlConnection(*args, greeting_s=greeting_s, **options)
-        greeting_s = None
+        nonlocal is_known
+        connection = MySqlConnection(*args, greeting_s=MYSQL_GREETING_S, is_known=is_known, **options)
+        is_known = True
         try:
             connection.is_galera = finds_galera(connection)
         except BaseException:

@@ -42,14 +42,17 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
     init_command: str | None
     _read_timeout: float | None
     _greeting_s: float | None = None
+    _is_known = False
     is_galera = False
     """Whether this is a node of a Galera cluster; `_mysql_connect` sets it."""
     _descriptions = b""
     """The descriptions of the columns of the last row that `one_row` read, as the server sent them before the row."""
 
-    def __init__(self, *args: Any, greeting_s: float | None = None, **options: Any) -> None:
-        """Connect. `greeting_s` limits the wait for the server's greeting; None applies the limit of statements."""
+    def __init__(self, *args: Any, greeting_s: float | None = None, is_known: bool = False, **options: Any) -> None:
+        """Connect. `greeting_s` limits the wait for the server's greeting; None applies the limit of statements.
+        `is_known`: the server has greeted before."""
         self._greeting_s = greeting_s
+        self._is_known = is_known
         super().__init__(*args, **options)
 
     def one_row(self, statement: bytes) -> list[bytes | None] | None:
@@ -78,7 +81,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 
     def _get_server_information(self) -> None:
         """Read the greeting. Raises OperationalError 2012 when this is not a MySQL server, or when no greeting arrives
-        within greeting_s. Without greeting_s the server is known, so a time-out is a lost connection (2013)."""
+        in time from a server that is not known. From one that is known, this is a lost connection (2013)."""
         read_s = self._read_timeout
         self._read_timeout = self._greeting_s or read_s
         try:
@@ -86,7 +89,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         except (InternalError, struct.error, IndexError, ValueError) as error:
             raise _no_greeting("something other than the greeting of a MySQL server") from error
         except OperationalError as error:
-            if self._greeting_s is None or not isinstance(error.__context__, TimeoutError):
+            if self._is_known or not isinstance(error.__context__, TimeoutError):
                 raise
             raise _no_greeting(f"no greeting within {self._read_timeout} s") from error
         finally:

@@ -1,7 +1,9 @@
 """Runs a piece of work in one transaction, and retries it a limited number of times.
 
 Work that fails by a deadlock, a lock wait or a lost connection is retried unless COMMIT was sent. After that, only the
-caller can decide whether to call again (the port promises that this is safe), so it gets Transient.
+caller can decide whether to call again (the port promises that this is safe), so it gets Transient. It gets this, too,
+when a server lets a connection wait until its time is over: the server hangs or is out of reach, so another attempt
+would only take as long.
 
 Results from a read-only server are not trusted (nos_ec.adapters.sql.driver.primary). When a server is read-only, or
 reports that it is out of service, all connections to it are closed, and the work is retried on new ones, which reach
@@ -22,7 +24,7 @@ from sqlalchemy import Connection, Engine, Pool, Transaction, event
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from nos_ec.adapters.sql.driver.engine import MYSQL_LOCK_WAIT_S, SQLITE_BUSY_MS, WRITES, reading_engine
+from nos_ec.adapters.sql.driver.engine import MYSQL_CONNECT_S, MYSQL_LOCK_WAIT_S, SQLITE_BUSY_MS, WRITES, reading_engine
 from nos_ec.adapters.sql.driver.failures import Failure, not_writing, place, read_only, translate
 from nos_ec.adapters.sql.driver.galera import take_over
 from nos_ec.adapters.sql.driver.lock_waits import LockWaits
@@ -144,16 +146,17 @@ class Transactions:
             else:
                 attempts += 1
             is_last = attempts == ATTEMPTS_MAX or lock_waits == LOCK_WAITS_MAX or conflicts == CONFLICTS_MAX
-            if is_last or not outcome.may_run_again:
+            if is_last or outcome.connects_in_vain or not outcome.may_run_again:
                 return outcome
             backoff_s = min(BACKOFF_FIRST_S * 2 ** max(0, attempts + conflicts - 1), BACKOFF_MAX_S)
             time.sleep(random.uniform(0.5, 1.5) * backoff_s)
 
     def _attempt(self, engine: Engine, work: Callable[[Connection], T]) -> T | _Failed:
-        committing = False
-        pool = engine.pool
+        committing = is_connected = False
+        pool, begun_s = engine.pool, time.monotonic()
         try:
             with engine.connect() as connection:
+                is_connected = True
                 if engine is self._reading:
                     return self._run_on_primary(connection, work)  # its statements commit themselves
                 transaction = connection.begin()
@@ -178,7 +181,17 @@ class Transactions:
                 raise
             if failure.unusable:
                 self._close_pools(pool, engine)
-            return _Failed(failure, error, may_run_again=failure.undone or (failure.again and not committing))
+            connects_in_vain = (
+                not is_connected
+                and not isinstance(error, PoolTimeout)
+                and time.monotonic() - begun_s >= MYSQL_CONNECT_S
+            )
+            return _Failed(
+                failure,
+                error,
+                may_run_again=failure.undone or (failure.again and not committing),
+                connects_in_vain=connects_in_vain,
+            )
         except ReadOnlyServer as error:
             self._close_pools(pool, engine)
             return _Failed(self._take_over(), error, may_run_again=True)
@@ -251,7 +264,11 @@ def _roll_back(connection: Connection, transaction: Transaction) -> None:
 class _Failed:
     """An attempt that ended with a driver error or on a read-only server."""
 
-    def __init__(self, failure: Failure, cause: Exception, *, may_run_again: bool) -> None:
+    def __init__(
+        self, failure: Failure, cause: Exception, *, may_run_again: bool, connects_in_vain: bool = False
+    ) -> None:
+        """`connects_in_vain`: the attempt has waited for a connection until the time for that was over."""
         self.failure = failure
         self.cause = cause
         self.may_run_again = may_run_again
+        self.connects_in_vain = connects_in_vain
