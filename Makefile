@@ -88,8 +88,8 @@ figures: venv ## measure what figures and listings cost on MariaDB with 10^5 and
 economics: venv ## compare what GC costs in a store and in the simulation (ECONOMICS_ARGS="--folder var --blocks 1000")
 	$(BIN)/python tests/soak/gc_economics.py $(or $(ECONOMICS_ARGS),--folder /dev/shm)
 
-chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7")
-	$(BIN)/python tests/soak/chaos.py $(CHAOS_ARGS)
+chaos: venv ## kill daemons, OSDs, Kafka and MySQL under load for 10 minutes, then compare all objects (CHAOS_ARGS="--seed 7" CELLS=3)
+	$(BIN)/python tests/soak/chaos.py $(if $(CELLS),--cells $(CELLS) )$(CHAOS_ARGS)
 
 vitess: venv ## run metadata suites and the whole product on Vitess, which is built first, and move its tables (PYTEST_ARGS="...")
 	$(BIN)/python -m pytest tests/soak/vitess_*.py $(PYTEST_ARGS)

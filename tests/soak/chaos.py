@@ -6,6 +6,7 @@ anything was not as it must be. The seed repeats what is done to whom, not its t
 
     python tests/soak/chaos.py --seconds 600 --seed 7
     python tests/soak/chaos.py --seconds 600 --database vitess
+    python tests/soak/chaos.py --seconds 600 --cells 3
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 
 from tests.rig.chaos.chaos_run import Report, run_chaos
 from tests.rig.chaos.chaos_strikes import Servers
@@ -28,6 +31,7 @@ from tests.rig.vitess_server import VitessServer
 
 SECONDS_MIN = 60.0
 """A shorter run does not reach every kind of strike."""
+CELLS_MAX = 4
 POLL_S = 0.2
 INTERRUPTED = 130
 """The exit code that a shell reports for a command that Ctrl-C ended."""
@@ -38,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"chaos of {options.seconds:.0f} s, a strike every {options.every:.0f} s, seed {options.seed}", flush=True)
-    with _folder(options) as folder, _servers(folder, options.database) as servers:
+    with _folder(options) as folder, _servers(folder, options.database, options.cells) as servers:
         report = run_chaos(folder, servers, seed=options.seed, seconds=options.seconds, every_s=options.every, say=_say)
     _print(report)
     if options.json is not None:
@@ -54,12 +58,17 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=20.0, help="seconds between strikes (default 20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 1 << 32))
     parser.add_argument("--database", choices=("mysql", "vitess"), default="mysql", help="(default mysql)")
+    parser.add_argument("--cells", type=int, default=1, help="divide the store into this many cells (default 1)")
     parser.add_argument("--folder", type=Path, help="make the folder of servers and logs here (default: $TMPDIR)")
     parser.add_argument("--keep", action="store_true", help="leave that folder, with all logs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON to this file")
     options = parser.parse_args(arguments)
     if options.seconds < SECONDS_MIN:
         parser.error(f"--seconds {options.seconds:g}: too short a run proves nothing; use {SECONDS_MIN:g} at least")
+    if options.cells not in range(1, CELLS_MAX + 1):
+        parser.error(f"--cells {options.cells}: use 1 to {CELLS_MAX}")
+    if options.cells > 1 and options.database == "vitess":
+        parser.error("--cells: with Vitess, the store has one cell; leave out --database vitess")
     if options.every < 1:
         parser.error(f"--every {options.every:g}: give servers time to come back; use 1 at least")
     return options
@@ -79,11 +88,15 @@ def _folder(options: argparse.Namespace) -> Iterator[Path]:
 
 
 @contextmanager
-def _servers(folder: Path, database: str) -> Iterator[Servers]:
-    """The stack with durable commits, started all at once and stopped at the end."""
+def _servers(folder: Path, database: str, cells: int) -> Iterator[Servers]:
+    """The stack with durable commits, started all at once and stopped at the end. With several cells, the last one has
+    its own database server."""
     ceph, kafka = (DevServer(name, folder, fast=False) for name in ("ceph", "kafka"))
     vitess = VitessServer(folder, fast=False) if database == "vitess" else None
     servers = Servers(ceph, kafka, vitess or DevServer(database, folder, fast=False))
+    if cells > 1:
+        last_database = DevServer(database, folder / "last-cell", fast=False)
+        servers = replace(servers, cells=tuple(ascii_lowercase[:cells]), last_database=last_database)
     with ExitStack() as stack:
         for server in servers.all():
             stack.callback(server.stop)
@@ -102,6 +115,13 @@ def _print(report: Report) -> None:
     print("clients:", ", ".join(f"{what} {count}" for what, count in report.clients.items()))
     print("S3 clients:", ", ".join(f"{what} {count}" for what, count in report.s3_clients.items()))
     print("PUTs resumed after:", ", ".join(f"{kind} {seconds} s" for kind, seconds in report.resumed_s.items()))
+    if report.outage is not None:
+        print(
+            f"{report.outage.kind} of the database of one cell: {report.outage.refused} of its calls failed, none of"
+            f" {report.outage.elsewhere} elsewhere; served again after {report.outage.resumed_s} s"
+            if not report.outage.problems
+            else f"the database of one cell: {len(report.outage.problems)} problems"
+        )
     print("daemons ended with:", ", ".join(f"{code}: {count}" for code, count in report.exit_codes.items()))
     print(
         f"packed at the end: {report.packed_objects} objects; GC moved {report.gc_moved_objects} and deleted"

@@ -137,7 +137,7 @@ class Life:
         for name, arguments in DAEMONS.items():
             kind, port = name.partition("-")[0], free_port()
             environment = self.store.environment(kind) | {"NOS_EC_MONITORING__PORT": str(port)}
-            yield name, Actor(arguments, environment, port)
+            yield name, Actor(arguments, environment, (port,))
 
     def abandon(self) -> None:
         self.fleet.abandon()

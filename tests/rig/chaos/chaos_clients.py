@@ -73,14 +73,30 @@ class History:
         return self.asked[since:]
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One try of an operation on a bucket: when it began and ended (time.monotonic), and the error that clients may
+    get, if any."""
+
+    what: str
+    bucket: str
+    began_s: float
+    ended_s: float
+    error: str = ""
+
+    @property
+    def puts(self) -> bool:
+        """Whether it is a PUT that was acknowledged."""
+        return self.what.startswith("put") and not self.error
+
+
 @dataclass(slots=True)
 class Totals:
-    """Counts over all clients, and what must not have happened. `puts`: when each acknowledged PUT began and ended
-    (time.monotonic)."""
+    """Counts over all clients, all calls, and what must not have happened."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    puts: list[tuple[float, float]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, what: str) -> None:
@@ -112,6 +128,11 @@ class Workload:
     batch_objects: int = 8
 
 
+def buckets_of(number: int) -> list[str]:
+    """The buckets of a writer."""
+    return [f"bucket-{number}-{bucket}" for bucket in range(3)]
+
+
 class Writer:
     """Puts, overwrites and deletes its own keys, one after another."""
 
@@ -127,7 +148,7 @@ class Writer:
         self._use = use
         self._workload = workload
         self._totals = totals
-        buckets = [f"bucket-{number}-{bucket}" for bucket in range(3)]
+        buckets = buckets_of(number)
         keys = [ObjectKey(buckets[index % 3], f"o/{index:04}") for index in range(workload.keys)]
         self.histories = {key: History() for key in keys}
         self.buckets = buckets
@@ -179,18 +200,18 @@ class Writer:
             self.histories[key].asked.append(value)
         for attempt in range(1, self._workload.tries_max + 1):
             self._asked_before = attempt > 1
-            began_s = time.monotonic()
+            called = partial(Call, what, next(iter(new)).bucket, time.monotonic())
             try:
                 act()
             except (Transient, LeaseLost) as error:
+                self._totals.calls.append(called(time.monotonic(), str(error)))
                 self._totals.count(f"{what}: {type(error).__name__}")
                 time.sleep(self._workload.retry_wait_s)  # also at the end: what it waits for has to start first
                 continue
             for key in new:
                 self.histories[key].acknowledged = len(self.histories[key].asked) - 1
             self._totals.count(what)
-            if what.startswith("put"):
-                self._totals.puts.append((began_s, time.monotonic()))
+            self._totals.calls.append(called(time.monotonic()))
             return
         self._totals.count(f"{what}: given up")
 
@@ -225,13 +246,16 @@ class Reader:
 
     def _read(self, key: ObjectKey) -> None:
         history = self._histories[key]
+        called = partial(Call, "read", key.bucket, time.monotonic())
         try:
             with self._use() as store:
                 since = history.acknowledged
                 found = read_value(store, key)
-        except Transient:
+        except Transient as error:
+            self._totals.calls.append(called(time.monotonic(), str(error)))
             self._totals.count("read: Transient")
             return
+        self._totals.calls.append(called(time.monotonic()))
         allowed = history.allowed(since)
         self._totals.count("read" if found is not None else "read: not found")
         if found not in allowed:
@@ -260,6 +284,14 @@ class Verdict:
     uncertain: int = 0
     lost: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
+
+    def add(self, other: Verdict) -> None:
+        """Add what was found about other keys."""
+        self.keys += other.keys
+        self.objects += other.objects
+        self.uncertain += other.uncertain
+        self.lost += other.lost
+        self.corrupt += other.corrupt
 
 
 def judge(store: Store, histories: Mapping[ObjectKey, History]) -> Verdict:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +34,12 @@ _DAMAGE = re.compile(r".*(?:damaged|no readable header|lost stripes|reads back d
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A daemon: its arguments to `nos-ec`, additional environment, and the port of its endpoint (0: none)."""
+    """A daemon: its arguments to `nos-ec`, additional environment, and the ports of its endpoints: none, one, or one
+    for each cell."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    port: int = 0
+    ports: tuple[int, ...] = ()
 
 
 class Fleet:
@@ -52,6 +54,7 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ended_s: dict[str, float] = {}
         self._asleep_until_s: dict[str, float] = {}
+        self._asleep_pids: dict[str, list[int]] = {}
         self._outdated: dict[str, subprocess.Popen[bytes]] = {}
         self._hung: list[str] = []
         self.codes: Counter[int] = Counter()
@@ -90,9 +93,12 @@ class Fleet:
             self._processes[name].kill()
 
     def put_to_sleep(self, name: str, for_s: float) -> None:
-        """Stop a daemon with SIGSTOP. `mend` wakes it after this time."""
+        """Stop a daemon with SIGSTOP, together with the processes that it started for the cells. `mend` wakes them
+        after this time."""
         if name in self._processes:
             self._processes[name].send_signal(signal.SIGSTOP)
+            self._asleep_pids[name] = _children(self._processes[name].pid)
+            _signal_all(self._asleep_pids[name], signal.SIGSTOP)
             self._asleep_until_s[name] = time.monotonic() + for_s
 
     def asleep(self) -> set[str]:
@@ -130,15 +136,18 @@ class Fleet:
 
     def _wake(self, name: str) -> None:
         del self._asleep_until_s[name]
+        _signal_all(self._asleep_pids.pop(name), signal.SIGCONT)
         if name in self._processes:
             self._processes[name].send_signal(signal.SIGCONT)
 
     def not_ready(self) -> dict[str, str]:
-        """The daemons that do not answer /readyz with 200, and the reason. Those without an endpoint count as ready."""
+        """The daemons that do not answer /readyz with 200, in all cells, and the reason. Those without an endpoint
+        count as ready."""
         found = {}
         for name, actor in self._actors.items():
-            if actor.port and not (answer := readyz(actor.port, timeout_s=READY_S_MAX)).ready:
-                found[name] = f"{answer.status or ''} {answer.text}".strip()
+            for port in actor.ports:
+                if not (answer := readyz(port, timeout_s=READY_S_MAX)).ready:
+                    found[name] = f"{answer.status or ''} {answer.text}".strip()
         return found
 
     def stop(self) -> None:
@@ -160,7 +169,8 @@ class Fleet:
         self._processes.clear()
 
     def abandon(self) -> None:
-        """End all processes, however the run ended."""
+        """End all processes, however the run ended. Those of cells end with the one that started them."""
+        self.wake()
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -186,11 +196,24 @@ class Fleet:
         found = [*self._hung]
         found += [f"{count} ended with exit code {code}" for code, count in self.codes.items() if code not in codes]
         for name in self._actors:
+            found += [f"{name}: {line}" for line in self.said(name) if line.get("exit_code", 0) not in codes]
             text = self.log(name).read_text()
             if "Traceback" in text:
                 found.append(f"{name}: {text[text.index('Traceback') :][:3000]}")
             found += [f"{name}: {line}" for line in _DAMAGE.findall(text)[:5]]
         return found
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _await_handler(process: subprocess.Popen[bytes]) -> None:

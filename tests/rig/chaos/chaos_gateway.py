@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition, Event, Thread
 
-from nos_ec.composition.wiring import System, open_system
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.cells import open_cells
+from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import Transient
-from nos_ec.engine.objects.store import Store
+from nos_ec.library.object_store import ObjectStore
 from nos_ec.settings import load_settings
 from tests.rig.at_rest import landing_log_of
 from tests.rig.chaos.chaos_fleet import Fleet
@@ -30,20 +32,20 @@ class Gateway:
 
     def __init__(self, config: Path) -> None:
         self._config = config
-        self._system: System | None = open_system(load_settings(config, {}))
+        self._store: LibraryStore | None = _open(config)
         self._changed = Condition()
         self._clients = 0
         self._restarting = False
         self._logged_objects = 0
 
     @contextmanager
-    def use(self) -> Iterator[Store]:
+    def use(self) -> Iterator[LibraryStore]:
         """The store for an operation. Raises Transient when it could not be opened again before the run ended."""
         with self._changed:
             self._changed.wait_for(lambda: not self._restarting)
-            if self._system is None:
+            if self._store is None:
                 raise Transient("the gateway was not opened again")
-            store = self._system.client.store()
+            store = self._store
             self._clients += 1
         try:
             yield store
@@ -60,9 +62,9 @@ class Gateway:
             self._changed.wait_for(lambda: not self._clients)
         try:
             self.close()
-            while self._system is None and not stop.is_set():
+            while self._store is None and not stop.is_set():
                 try:
-                    self._system = open_system(load_settings(self._config, {}))
+                    self._store = _open(self._config)
                 except Transient:
                     stop.wait(OPEN_WAIT_S)
         finally:
@@ -72,20 +74,36 @@ class Gateway:
 
     def close(self) -> None:
         """Close the store, as a gateway that ends. Idempotent."""
-        system, self._system = self._system, None
-        if system is not None:
-            self._logged_objects += _logged_objects(system)
-            system.__exit__(None, None, None)
+        store, self._store = self._store, None
+        if store is not None:
+            self._logged_objects += store.logged_objects
+            store.close()
 
     @property
     def logged_objects(self) -> int:
         """How many objects were written to the landing log so far."""
-        return self._logged_objects + (0 if self._system is None else _logged_objects(self._system))
+        return self._logged_objects + (0 if self._store is None else self._store.logged_objects)
 
 
-def _logged_objects(system: System) -> int:
-    log = landing_log_of(system)
-    return 0 if log is None else log.counters.records
+class LibraryStore(ObjectStore):
+    """The store as programs use it, with the names that clients of a chaos run know."""
+
+    @property
+    def packed_size_max(self) -> int:
+        """See chaos_clients.Objects."""
+        return self.small_bytes_max
+
+    @property
+    def logged_objects(self) -> int:
+        """How many objects were written to the landing log, in all cells that are open."""
+        logs = [landing_log_of(system) for system in self._systems()]
+        return sum(log.counters.records for log in logs if log is not None)
+
+
+def _open(config: Path) -> LibraryStore:
+    """Raises Transient."""
+    settings = load_settings(config, {})
+    return LibraryStore(open_cells(settings, SystemClock()) if settings.cells else open_system(settings))
 
 
 def plan_of_modes(seconds: float) -> list[tuple[float, str]]:

@@ -18,18 +18,32 @@ from urllib.parse import urlsplit, urlunsplit
 
 from nos_ec.adapters.sql.driver.databases import create_database
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.composition.wiring import System, initialise, open_system
+from nos_ec.cli.commands.cells import enter_cell
+from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
 from tests.rig.at_rest import come_to_rest
-from tests.rig.chaos.chaos_clients import Clients, History, Reader, Totals, Verdict, Workload, Writer, always, judge
+from tests.rig.chaos.chaos_cells import TABLE, Outage, cell_of, claim_homes, lose_database, stores_of, wrong_homes
+from tests.rig.chaos.chaos_clients import (
+    Call,
+    Clients,
+    History,
+    Reader,
+    Totals,
+    Use,
+    Verdict,
+    Workload,
+    Writer,
+    always,
+    judge,
+)
 from tests.rig.chaos.chaos_fleet import CODES, UNREACHED, Actor, Fleet
 from tests.rig.chaos.chaos_gateway import Gateway, ModeChanges, set_mode
 from tests.rig.chaos.chaos_s3 import ACTOR as S3_ACTOR
 from tests.rig.chaos.chaos_s3 import FIRST_WRITER, S3Objects, address, gateway_actor
-from tests.rig.chaos.chaos_strikes import DAEMONS, LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
-from tests.rig.dev_servers import free_port
+from tests.rig.chaos.chaos_strikes import LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
+from tests.rig.dev_servers import DevServer, free_port
 from tests.rig.patience import patient
 from tests.rig.s3.s3_gateway import Access, create_key
 from tests.rig.vitess_server import VitessServer
@@ -56,15 +70,18 @@ WORKLOAD = Workload(
     retry_wait_s=0.5,
 )
 GATEWAYS = 2
-WRITERS, READERS = 2, 1
+READERS = 1
 """Of each gateway."""
-S3_WRITERS, S3_READERS = 2, 1
+S3_READERS = 1
+LIBRARY_WRITERS, S3_WRITERS = range(2 * GATEWAYS), range(FIRST_WRITER, FIRST_WRITER + 2)
+"""The numbers of the writers."""
 S3_ACCOUNT = "root"
 """It may read what the other writers store, too."""
 READ_PAUSE_S = 0.05
 
 CONFIG = """
 [store]
+{directory}
 backend = "ceph"
 root = "root"
 metadata_url = "{metadata_url}"
@@ -120,7 +137,8 @@ class Report:
     """What a run did and found. modes: what landing.mode changed to. logged_objects: how many objects were written to
     the landing log. resumed_s: the longest time from a strike on the database, by its kind, until a PUT succeeded that
     began after it, or the clients ended. problems: everything that must not happen. leaked: blocks and copies without
-    an owner, block counters that are wrong, work left over."""
+    an owner, block counters that are wrong, work left over. outage: of a cell's database, in a
+    store of several cells."""
 
     seed: int
     seconds: float
@@ -130,6 +148,7 @@ class Report:
     clients: dict[str, int] = field(default_factory=dict)
     s3_clients: dict[str, int] = field(default_factory=dict)
     resumed_s: dict[str, float] = field(default_factory=dict)
+    outage: Outage | None = None
     exit_codes: dict[int, int] = field(default_factory=dict)
     packed_objects: int = 0
     gc_moved_objects: int = 0
@@ -153,39 +172,56 @@ class Report:
 def configure(folder: Path, servers: Servers) -> Path:
     """Write the configuration of a new store on the servers into `folder`, and create that store. Returns the file."""
     tag = f"chaos-{uuid.uuid4().hex[:12]}"
-    url = servers.database.url
-    if not isinstance(servers.database, VitessServer):  # has one keyspace
-        url = urlunsplit(urlsplit(url)._replace(path="/" + tag.replace("-", "_")))
-        create_database(url)
     conf_file = Path(servers.ceph.url)
     config = folder / "nos-ec.toml"
+    cells = ""
+    for name in servers.cells:
+        server = servers.last_database if name == servers.cells[-1] else servers.database
+        assert server is not None
+        cells += TABLE.format(name=name, tag=tag, url=_new_database(server, f"{tag}-{name}"))
     config.write_text(
         CONFIG.format(
-            metadata_url=url,
+            directory=f'directory = "{servers.cells[0]}"' if cells else "",
+            metadata_url=_new_database(servers.database, tag),
             conf_file=conf_file,
             keyrings=conf_file.parent,
             servers=servers.kafka.url,
             tag=tag,
             lease_ms=int(LEASE_S * 1000),
         )
+        + cells
     )
-    initialise(patient(load_settings(config, {})))
+    for name, settings in stores_of(config).items():
+        initialise(patient(settings))
+        if name:
+            enter_cell(load_settings(config, {}), name)
     return config
 
 
-def _actors(keyrings: Path, gateway: Access) -> dict[str, Actor]:
-    """The daemons of each kind. Each has its kind's key of least privilege, and its own port."""
+def _new_database(server: DevServer | VitessServer, name: str) -> str:
+    """Create a database on a server, except on Vitess, which has one keyspace. Returns its URL."""
+    if isinstance(server, VitessServer):
+        return server.url
+    url = urlunsplit(urlsplit(server.url)._replace(path="/" + name.replace("-", "_")))
+    create_database(url)
+    return url
+
+
+def _actors(servers: Servers, gateway: Access) -> dict[str, Actor]:
+    """The daemons of each kind. Each has its kind's key of least privilege, and its own port, or one for each cell."""
+    keyrings = Path(servers.ceph.url).parent
     actors = {S3_ACTOR: gateway_actor(gateway)}
-    for name in DAEMONS:
+    for name in servers.daemons():
         if name == S3_ACTOR:
             continue
-        kind, port = name.partition("-")[0], free_port()
+        kind = name.partition("-")[0]
+        ports = {f"NOS_EC_CELLS__{cell.upper()}__MONITORING__PORT": free_port() for cell in servers.cells}
+        ports = ports or {"NOS_EC_MONITORING__PORT": free_port()}
         environment = {
             "NOS_EC_CEPH__USER": f"client.nos-ec-{kind}",
             "NOS_EC_CEPH__KEYRING_FILE": str(keyrings / f"client.nos-ec-{kind}.keyring"),
-            "NOS_EC_MONITORING__PORT": str(port),
-        }
-        actors[name] = Actor(ARGUMENTS[kind], environment, port)
+        } | {variable: str(port) for variable, port in ports.items()}
+        actors[name] = Actor(ARGUMENTS[kind], environment, tuple(ports.values()))
     return actors
 
 
@@ -197,19 +233,19 @@ def run_chaos(
     when a server does not come back, NosError when the store cannot be inspected.
     """
     config = configure(folder, servers)
+    homes = claim_homes(config, servers, (*LIBRARY_WRITERS, *S3_WRITERS))
     report = Report(seed, seconds)
     with ExitStack() as stack:
         gateways = [stack.enter_context(closing(Gateway(config))) for _ in range(GATEWAYS)]
         access = Access(address(), *create_key(config, S3_ACCOUNT))
-        fleet = Fleet(config, _actors(Path(servers.ceph.url).parent, access), restart_wait_s=RESTART_WAIT_S)
+        fleet = Fleet(config, _actors(servers, access), restart_wait_s=RESTART_WAIT_S)
         stack.callback(fleet.abandon)
-        strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds())
+        strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds(), servers.daemons())
         with gateways[0].use() as store:
             s3 = S3Objects(access, store.packed_size_max)
-        s3_writers = S3Writers(s3, seed)
         striker = Striker(servers, fleet, strikes, say)
         stack.callback(striker.wake_all)
-        histories = _run_clients(config, gateways, s3_writers, striker, fleet, report, say)
+        histories = _run_clients(Run(config, servers, homes, gateways, s3, striker, fleet, say), report)
         for gateway in gateways:
             gateway.close()
         report.logged_objects = sum(gateway.logged_objects for gateway in gateways)
@@ -217,53 +253,76 @@ def run_chaos(
         fleet.stop()
         _ask_fleet(fleet, report)
         set_mode(config, "store")
-        _inspect(stack.enter_context(open_system(patient(load_settings(config, {})))), histories, report, say)
+        report.problems += wrong_homes(config, servers, homes)
+        _inspect(config, histories, homes, report, say)
     return report
 
 
-class S3Writers:
-    """The clients that write through S3, in buckets that they have created."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What works in a run. homes: the cells of the buckets."""
 
-    def __init__(self, objects: S3Objects, seed: int) -> None:
-        self.objects = objects
-        self.totals = Totals()
-        numbers = range(FIRST_WRITER, FIRST_WRITER + S3_WRITERS)
-        self.writers = [Writer(number, seed, always(objects), WORKLOAD, self.totals) for number in numbers]
-        objects.create_buckets(bucket for writer in self.writers for bucket in writer.buckets)
+    config: Path
+    servers: Servers
+    homes: Mapping[str, str]
+    gateways: Sequence[Gateway]
+    s3: S3Objects
+    striker: Striker
+    fleet: Fleet
+    say: Callable[[str], None]
 
-    def readers(self, seed: int, histories: Mapping[ObjectKey, History]) -> list[Reader]:
-        """Clients that read everybody's objects through S3."""
-        numbers = range(FIRST_WRITER, FIRST_WRITER + S3_READERS)
-        return [Reader(number, seed, always(self.objects), histories, self.totals, READ_PAUSE_S) for number in numbers]
+    def writers(self, seed: int, totals: Totals, s3_totals: Totals) -> list[Writer]:
+        """Clients that write through the library, and through S3 in buckets that are created here."""
+        writers = [Writer(number, seed, self._gateway(number), WORKLOAD, totals) for number in LIBRARY_WRITERS]
+        s3 = [Writer(number, seed, always(self.s3), WORKLOAD, s3_totals) for number in S3_WRITERS]
+        self.s3.create_buckets(bucket for writer in s3 for bucket in writer.buckets)
+        return writers + s3
+
+    def readers(
+        self, seed: int, histories: Mapping[ObjectKey, History], totals: Totals, s3_totals: Totals
+    ) -> list[Reader]:
+        """Clients that read everybody's objects through the library and S3. With several cells, each reads those of one
+        cell, so that a cell that is away does not keep them from reading elsewhere."""
+        count = max(1, len(self.servers.cells))
+
+        def some(number: int) -> Mapping[ObjectKey, History]:
+            cell = cell_of(number, self.servers.cells)
+            return {key: history for key, history in histories.items() if self.homes[key.bucket] == cell}
+
+        readers = [
+            Reader(number, seed, self._gateway(number), some(number), totals, READ_PAUSE_S)
+            for number in range(max(count, GATEWAYS * READERS))
+        ]
+        return readers + [
+            Reader(number, seed, always(self.s3), some(number), s3_totals, READ_PAUSE_S)
+            for number in range(FIRST_WRITER, FIRST_WRITER + max(count, S3_READERS))
+        ]
+
+    def _gateway(self, number: int) -> Use:
+        return self.gateways[number % GATEWAYS].use
 
 
-def _run_clients(
-    config: Path,
-    gateways: Sequence[Gateway],
-    s3: S3Writers,
-    striker: Striker,
-    fleet: Fleet,
-    report: Report,
-    say: Callable[[str], None],
-) -> Mapping[ObjectKey, History]:
-    """Let clients work, strikes happen and the mode change for the length of the run. Returns what the clients know."""
-    totals = Totals()
-    writers = [
-        Writer(number, report.seed, gateways[number % GATEWAYS].use, WORKLOAD, totals)
-        for number in range(GATEWAYS * WRITERS)
-    ]
-    writers += s3.writers
+def _run_clients(run: Run, report: Report) -> Mapping[ObjectKey, History]:
+    """Let clients work, strikes happen and the mode change for the length of the run. With several cells, one of them
+    loses its database before that. Returns what the clients know."""
+    striker, fleet, gateways, say = run.striker, run.fleet, run.gateways, run.say
+    totals, s3_totals = Totals(), Totals()
+    writers = run.writers(report.seed, totals, s3_totals)
     histories = {key: history for writer in writers for key, history in writer.histories.items()}
-    readers = [
-        Reader(number, report.seed, gateways[number % GATEWAYS].use, histories, totals, READ_PAUSE_S)
-        for number in range(GATEWAYS * READERS)
-    ]
-    readers += s3.readers(report.seed, histories)
+    readers = run.readers(report.seed, histories, totals, s3_totals)
     clients = Clients([*(writer.run for writer in writers), *(reader.run for reader in readers)], totals)
-    changes = ModeChanges(config, fleet, gateways, report.seconds, say, clients.stopped)
-    start_s = time.monotonic()
+    changes = ModeChanges(run.config, fleet, gateways, report.seconds, say, clients.stopped)
+
+    def calls() -> list[Call]:
+        return [*totals.calls, *s3_totals.calls]
+
     clients.start()
     try:
+        if run.servers.cells:
+            report.outage = lose_database(run.servers, fleet, clients, calls, run.homes, report.seed, say)
+            report.problems += report.outage.problems
+        start_s = time.monotonic()
+        striker.begin()
         while (
             not clients.stopped.is_set() and (passed_s := time.monotonic() - start_s) < RUN_SHARE_MAX * report.seconds
         ):
@@ -277,21 +336,21 @@ def _run_clients(
         striker.wake_all()  # what sleeps inside a transaction would keep the clients waiting
     clients.stop(fleet.mend)
     report.clients = dict(sorted(totals.counts.items()))
-    report.s3_clients = dict(sorted(s3.totals.counts.items()))
+    report.s3_clients = dict(sorted(s3_totals.counts.items()))
     if not {"put", "put batch", "delete", "read"} <= report.s3_clients.keys():
         report.problems.append(f"S3 clients did little: {report.s3_clients}")
     report.strikes = striker.done
-    _note_resumed(striker, [*totals.puts, *s3.totals.puts], report)
+    _note_resumed(striker, [call for call in calls() if call.puts], report)
     report.modes = changes.done
     report.problems += totals.failures
     return histories
 
 
-def _note_resumed(striker: Striker, puts: Sequence[tuple[float, float]], report: Report) -> None:
+def _note_resumed(striker: Striker, puts: Sequence[Call], report: Report) -> None:
     """Note how long it took after each strike on the database until a PUT succeeded that began after it."""
     end_s = time.monotonic()
     for kind, struck_s in striker.on_database:
-        resumed_s = min((ended_s for began_s, ended_s in puts if began_s >= struck_s), default=end_s) - struck_s
+        resumed_s = min((put.ended_s for put in puts if put.began_s >= struck_s), default=end_s) - struck_s
         report.resumed_s[kind] = max(report.resumed_s.get(kind, 0.0), round(resumed_s, 1))
     report.problems += [
         f"PUTs resumed only {resumed_s} s after: {kind}"
@@ -306,11 +365,12 @@ def _heal_and_drain(config: Path, striker: Striker, report: Report, say: Callabl
     def waiting() -> str:
         striker.turn()
         try:
-            totals, segments = metadata.totals(), metadata.segment_totals()
+            found = [(metadata.totals(), metadata.segment_totals()) for metadata in databases]
         except Transient as error:
             return f"an answer from the database: {error}"
-        if left := totals.landed_objects + totals.queued_objects:
+        if left := sum(totals.landed_objects + totals.queued_objects for totals, _ in found):
             return f"{left} objects are still to be packed"
+        segments = [segments for _, segments in found if segments]
         return f"the landing log is not empty: {segments}" if segments else ""
 
     start_s = time.monotonic()
@@ -318,7 +378,11 @@ def _heal_and_drain(config: Path, striker: Striker, report: Report, say: Callabl
         striker.heal()
         report.healed_s = round(time.monotonic() - start_s, 1)
         say(f"clients stopped; all servers and daemons healthy after {report.healed_s} s")
-        with closing(open_metadata(load_settings(config, {}).store.url())) as metadata:
+        with ExitStack() as stack:
+            databases = [
+                stack.enter_context(closing(open_metadata(settings.store.url())))
+                for settings in stores_of(config).values()
+            ]
             await_nothing("all objects to be packed and an empty log", DRAIN_S_MAX, waiting)
         report.drained_s = round(time.monotonic() - start_s, 1)
         say(f"all objects packed, and the landing log empty, after {report.drained_s} s")
@@ -338,15 +402,26 @@ def _collected(fleet: Fleet) -> tuple[int, int]:
 
 
 def _inspect(
-    system: System, histories: Mapping[ObjectKey, History], report: Report, say: Callable[[str], None]
+    config: Path,
+    histories: Mapping[ObjectKey, History],
+    homes: Mapping[str, str],
+    report: Report,
+    say: Callable[[str], None],
 ) -> None:
-    """Read all keys before and after the last clean-up, and audit what is left after it."""
-    before = judge(system.client.store(), histories)
-    report.leaked = come_to_rest(system)
-    report.verdict = judge(system.client.store(), histories)
-    if before != report.verdict:
-        report.problems.append(f"before the last clean-up the keys read differently: {before}")
-    report.packed_objects = system.metadata.totals().packed_objects
+    """Read all keys before and after the last clean-up, and audit what is left after it, in each cell."""
+    for name, settings in stores_of(config).items():
+        of_cell = {key: history for key, history in histories.items() if homes[key.bucket] == name}
+        with open_system(patient(settings)) as system:
+            before = judge(system.client.store(), of_cell)
+            report.leaked += [f"cell {name}: {what}" if name else what for what in come_to_rest(system)]
+            after = judge(system.client.store(), of_cell)
+            packed = system.metadata.totals().packed_objects
+        if before != after:
+            report.problems.append(f"before the last clean-up the keys read differently: {before}")
+        if not packed:
+            report.problems.append(f"nothing was packed in cell {name}" if name else "nothing was packed")
+        report.packed_objects += packed
+        report.verdict.add(after)
     if not (report.packed_objects and report.gc_moved_objects and report.gc_deleted_blocks):
         report.problems.append("nothing was packed, moved or deleted: the run proves nothing")
     if report.modes[-2:] != ["log", "drain"] or not report.logged_objects:

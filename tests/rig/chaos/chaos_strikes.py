@@ -34,7 +34,11 @@ VITESS_KINDS = (
     "sleep etcd",
 )
 """With Vitess, they come instead of the strikes on MySQL."""
+CELL_KINDS = ("kill cell", "sleep cell")
+"""With several cells, they come as well: strikes on the database that the last cell has for itself."""
 DAEMONS = ("producer-0", "producer-1", "consumer-0", "consumer-1", "consumer-2", "gc-0", "s3-0")
+CELL_DAEMONS = ("producer-0", "consumer-0", "consumer-1", "gc-0", "s3-0")
+"""With several cells, because all but the gateway then start a process for each cell."""
 OSDS_DOWN_MAX = 2
 """8+3 can be read and written with this many of its 11 OSDs down."""
 LEASE_S = 4.0
@@ -48,15 +52,26 @@ WAIT_S = 0.1
 @dataclass(frozen=True, slots=True)
 class Servers:
     """The stack. If the script did not start the Ceph cluster, no part of the cluster is killed. The database is MySQL
-    or Vitess."""
+    or Vitess.
+
+    With `cells`, the names of the cells, the store is divided into these, and the last one has its database on a server
+    of its own.
+    """
 
     ceph: DevServer
     kafka: DevServer
     database: DevServer | VitessServer
+    cells: tuple[str, ...] = ()
+    last_database: DevServer | None = None
 
     def all(self) -> tuple[DevServer, ...]:
         """All servers."""
-        return self.ceph, self.kafka, self.database
+        servers = self.ceph, self.kafka, self.database
+        return servers if self.last_database is None else (*servers, self.last_database)
+
+    def daemons(self) -> tuple[str, ...]:
+        """The daemons that run on them."""
+        return CELL_DAEMONS if self.cells else DAEMONS
 
     def osds(self) -> int:
         """How many OSDs may be killed; 0 if the script did not start them."""
@@ -66,6 +81,7 @@ class Servers:
     def kinds(self) -> list[str]:
         """The kinds of strikes that are possible."""
         kinds = [kind for kind in KINDS if not kind.endswith("osd") or self.osds()]
+        kinds += CELL_KINDS if self.cells else ()
         if not isinstance(self.database, VitessServer):
             return kinds
         return [*(kind for kind in kinds if not kind.endswith("mysql")), *VITESS_KINDS]
@@ -83,7 +99,7 @@ class Strike:
 
     @property
     def what(self) -> str:
-        """The target: consumer, producer, gc, s3, osd, kafka, mysql, or a part of Vitess."""
+        """The target: consumer, producer, gc, s3, osd, kafka, mysql, cell, or a part of Vitess."""
         return self.kind.partition(" ")[2]
 
     @property
@@ -96,7 +112,9 @@ class Strike:
         return f"{self.at_s:.1f} s: {whom} for {self.for_s:.1f} s"
 
 
-def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[str], osds: int) -> Iterator[Strike]:
+def schedule(
+    seed: int, seconds: float, every_s: float, kinds: Sequence[str], osds: int, daemons: Sequence[str] = DAEMONS
+) -> Iterator[Strike]:
     """Yield the strikes of a run, which depend on the seed. Each kind comes once per round; each round is shuffled."""
     rng = random.Random(f"{seed}/strikes")
     at_s = FIRST_STRIKE_S
@@ -109,17 +127,17 @@ def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[str], os
                 for_s = LEASE_S * rng.uniform(1.2, 2.5)
             if kind == "sleep primary":
                 for_s = rng.uniform(0.2, 1.5) * every_s  # it is replaced after some 10 s
-            yield Strike(at_s, kind, _targets(rng, kind, osds), for_s)
+            yield Strike(at_s, kind, _targets(rng, kind, osds, daemons), for_s)
             at_s += every_s
 
 
-def _targets(rng: random.Random, kind: str, osds: int) -> tuple[str, ...]:
+def _targets(rng: random.Random, kind: str, osds: int, all_daemons: Sequence[str]) -> tuple[str, ...]:
     what = kind.partition(" ")[2]
     if what == "osd":
         return tuple(f"osd.{osd}" for osd in rng.sample(range(osds), rng.randint(1, OSDS_DOWN_MAX)))
     if any(kind.endswith(f" {what}") for kind in VITESS_KINDS):
         return (what,)
-    daemons = [name for name in DAEMONS if name.startswith(what)]
+    daemons = [name for name in all_daemons if name.startswith(what)]
     return (rng.choice(daemons) if daemons else WHOLE,)
 
 
@@ -139,6 +157,10 @@ class Striker:
         self.on_database: list[tuple[str, float]] = []
         """The kind of each strike on the database, and when it had been carried out (time.monotonic)."""
 
+    def begin(self) -> None:
+        """Count the times of strikes from now on."""
+        self._start_s = time.monotonic()
+
     def turn(self) -> None:
         """Carry out what is due. A strike on a server waits until the server is whole: with Ceph, until it is clean."""
         self._fleet.mend()
@@ -154,9 +176,10 @@ class Striker:
         return time.monotonic() - self._start_s
 
     def _server(self, strike: Strike) -> DevServer | None:
-        if strike.targets[0] in DAEMONS:
+        if strike.targets[0] in self._fleet.all():
             return None
-        servers = {"osd": self._servers.ceph, "kafka": self._servers.kafka}
+        servers: dict[str, DevServer | None] = {"osd": self._servers.ceph, "kafka": self._servers.kafka}
+        servers["cell"] = self._servers.last_database
         return servers.get(strike.what, self._servers.database)
 
     def _possible(self, strike: Strike) -> bool:

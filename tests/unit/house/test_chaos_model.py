@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +17,14 @@ from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.objects.store import Store
 from tests.rig import dev_servers
+from tests.rig.chaos import chaos_fleet
 from tests.rig.chaos.chaos_clients import History, judge, value_of
+from tests.rig.chaos.chaos_fleet import Fleet
 from tests.rig.chaos.chaos_gateway import plan_of_modes, set_mode
 from tests.rig.chaos.chaos_run import CONFIG
-from tests.rig.chaos.chaos_strikes import KINDS, OSDS_DOWN_MAX, VITESS_KINDS, schedule
-from tests.rig.dev_servers import beside, free_port
+from tests.rig.chaos.chaos_strikes import CELL_DAEMONS, CELL_KINDS, KINDS, OSDS_DOWN_MAX, VITESS_KINDS, schedule
+from tests.rig.dev_servers import WHOLE, beside, free_port
+from tests.rig.waiting import until
 
 KEY = ObjectKey("b", "o")
 
@@ -69,6 +75,35 @@ def test_no_more_osds_are_killed_than_the_pool_can_do_without() -> None:
 def test_strikes_on_vitess_name_its_part() -> None:
     strikes = list(schedule(1, 600, 20, VITESS_KINDS, 0))
     assert {strike.targets for strike in strikes} == {("primary",), ("vtgate",), ("etcd",)}
+
+
+def test_with_several_cells_strikes_are_on_the_daemons_there_are() -> None:
+    strikes = list(schedule(1, 6000, 20, [*KINDS, *CELL_KINDS], 12, CELL_DAEMONS))
+    assert {strike.targets for strike in strikes if strike.what in ("mysql", "cell")} == {(WHOLE,)}
+    whom = {target for strike in strikes for target in strike.targets if not target.startswith("osd.")}
+    assert whom == {*CELL_DAEMONS, WHOLE}
+
+
+def test_the_processes_of_all_cells_of_a_daemon_sleep_and_wake(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "nos-ec.toml", {}, restart_wait_s=1)
+    command = ["sh", "-c", "sleep 60 & echo; wait"]
+    process = fleet._processes["consumer-0"] = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    (child,) = chaos_fleet._children(process.pid)
+    try:
+        fleet.put_to_sleep("consumer-0", 60)
+        until(lambda: {state_of(process.pid), state_of(child)} == {"T"}, "both are stopped")
+        fleet.wake()
+        until(lambda: {state_of(process.pid), state_of(child)} == {"S"}, "both run")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+        process.wait(10)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_every_run_changes_to_the_log_and_back() -> None:
