@@ -169,7 +169,7 @@ class Fleet:
         self._processes.clear()
 
     def abandon(self) -> None:
-        """End all processes, however the run ended. Those of cells end with the one that started them."""
+        """End all processes, however the run ended. A process of a cell ends with the daemon that started it."""
         self.wake()
         for process in self._processes.values():
             process.kill()
