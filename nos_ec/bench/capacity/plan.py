@@ -129,6 +129,7 @@ def figures_of(
         ("geometry.chunk_size", geometry.chunk_size, "bytes"),
         ("reaper.landing_grace_ms", settings.reaper.landing_grace_ms, "ms"),
         ("trash.keep_days", settings.trash.keep_days, "days"),
+        ("gc.workers", settings.gc.workers, "workers"),
         ("kafka.retention_ms", settings.kafka.retention_ms, "ms"),
         ("kafka.replication", settings.kafka.replication, "replicas"),
         ("scrub.bytes_per_s", settings.scrub.bytes_per_s, "bytes/s"),
@@ -176,7 +177,7 @@ def live_share_of(settings: Settings, mean_days: float) -> tuple[float, str]:
 def plan_of(figures: Mapping[str, Figure]) -> Plan:
     """Compute all lines."""
     plan = Plan(figures)
-    for part in (_space, _work, _stores, _disks, _hosts, _upkeep):
+    for part in (_space, _work, _cells, _disks, _hosts, _upkeep):
         part(plan)
     return plan
 
@@ -230,66 +231,68 @@ def _work(plan: Plan) -> None:
     add("cores of OSDs", sum(osds), "cores")
 
 
-def _stores(plan: Plan) -> None:
-    plan.begin("Stores")
+def _cells(plan: Plan) -> None:
+    plan.begin("Cells")
     add, of = plan.add, plan.of
 
     def hours(cost: str) -> float:
         return of("objects with rows") * of(cost) / 3600
 
-    add("stores for a rebuild in --rebuild-hours", hours("rebuild.cpu") / of("--rebuild-hours"), "stores")
-    add(f"stores for a dump in {_DAILY_HOURS} h", hours("dump.cpu") / _DAILY_HOURS, "stores")
-    add(f"stores for a check in {_DAILY_HOURS} h", hours("check.cpu") / _DAILY_HOURS, "stores")
-    gc_hours = of("GC copies") / of("gc.rate") * 24
-    add(f"stores for GC in {_GC_HOURS} h a day", gc_hours / _GC_HOURS, "stores", "one worker each")
+    add("cells for a rebuild in --rebuild-hours", hours("rebuild.cpu") / of("--rebuild-hours"), "cells")
+    add(f"cells for a dump in {_DAILY_HOURS} h", hours("dump.cpu") / _DAILY_HOURS, "cells")
+    add(f"cells for a check in {_DAILY_HOURS} h", hours("check.cpu") / _DAILY_HOURS, "cells")
+    gc_hours = of("GC copies") / of("gc.rate") / of("gc.workers") * 24
+    add(
+        f"cells for GC in {_GC_HOURS} h a day",
+        gc_hours / _GC_HOURS,
+        "cells",
+        "gc.workers in each, at one worker's rate",
+    )
     cores = of("--cores") * _CPU_SHARE
-    add("stores for the CPU of a database host", of("cores of databases") / cores, "stores")
+    add("cells for the CPU of a database host", of("cores of databases") / cores, "cells")
     memory = of("--memory") * _MEMORY_SHARE
     rows_bytes = of("objects with rows") * of("row.bytes")
-    add("stores for the memory of a database host", rows_bytes / memory, "stores", "all rows in the buffer pool")
+    add("cells for the memory of a database host", rows_bytes / memory, "cells", "all rows in the buffer pool")
     partitions = of("cores of consumers") / _CPU_SHARE * _PARTITIONS_PER_CONSUMER
-    add("stores for the partitions of a topic", partitions / _PARTITIONS_MAX, "stores")
-    needs = [name for name in plan.lines if name.startswith("stores for ")]
+    add("cells for the partitions of a topic", partitions / _PARTITIONS_MAX, "cells")
+    needs = [name for name in plan.lines if name.startswith("cells for ")]
     binding = max(needs, key=of)
-    add("stores", ceil(of(binding)), "stores", f"limited by{binding.removeprefix('stores for')}")
-    plan.begin("Each store")
-    add("objects of a store", of("objects with rows") / of("stores"), "objects")
+    add("cells", ceil(of(binding)), "cells", f"limited by{binding.removeprefix('cells for')}")
+    plan.begin("Each cell")
+    add("objects of a cell", of("objects with rows") / of("cells"), "objects")
     add(
         "database",
-        of("objects of a store") * of("row.bytes"),
+        of("objects of a cell") * of("row.bytes"),
         "bytes",
         "rows and indexes, without the logs of the server",
     )
     add("memory of the database", of("database") / _MEMORY_SHARE, "bytes", "all rows in its buffer pool")
     groups = (of("puts") + of("GC copies") / of("size")) / of("space.group_objects")
     commits = of("puts") / of("put.batch") + groups + of("deletes a second")
-    add(
-        "commits of the database", commits / of("stores"), "operations/s", "each syncs its log; page writes not counted"
-    )
-    add(
-        "consumers of a store", ceil(of("cores of consumers") / of("stores") / _CPU_SHARE) + 1, "processes", "one spare"
-    )
-    partitions = max(_PARTITIONS_MIN, _PARTITIONS_PER_CONSUMER * of("consumers of a store"))
+    add("commits of the database", commits / of("cells"), "operations/s", "each syncs its log; page writes not counted")
+    add("consumers of a cell", ceil(of("cores of consumers") / of("cells") / _CPU_SHARE) + 1, "processes", "one spare")
+    partitions = max(_PARTITIONS_MIN, _PARTITIONS_PER_CONSUMER * of("consumers of a cell"))
     add("log.partitions", min(partitions, _PARTITIONS_MAX), "partitions")
-    producers = max(2, ceil(of("puts") / of("stores") / of("publish.rate")) + 1)
-    add("producers of a store", producers, "processes", "one spare")
-    add("GC a day", of("GC copies") * 24 / of("stores") / of("gc.rate"), "h", "one worker a store")
+    producers = max(2, ceil(of("puts") / of("cells") / of("publish.rate")) + 1)
+    add("producers of a cell", producers, "processes", "one spare")
+    gc_hours = of("GC copies") * 24 / of("cells") / of("gc.rate") / of("gc.workers")
+    add("GC a day", gc_hours, "h", "of each worker of a cell")
 
 
 def _upkeep(plan: Plan) -> None:
-    plan.begin("Upkeep of each store")
+    plan.begin("Upkeep of each cell")
     add, of = plan.add, plan.of
     for name in ("dump", "check", "rebuild"):
         add(
             name,
-            of("objects of a store") * of(f"{name}.cpu") / 3600,
+            of("objects of a cell") * of(f"{name}.cpu") / 3600,
             "h",
             "CPU time; the clock shows more on a busy host",
         )
-    stored = of("user bytes") / of("stores")
+    stored = of("user bytes") / of("cells")
     if rate := of("scrub.bytes_per_s"):
         add("scrub", stored / rate / _DAY_S, "days")
-        stored = of("user bytes") / of("stores")
+        stored = of("user bytes") / of("cells")
     if days := of("scrub.pass_days"):
         add("scrub.bytes_per_s to set", stored / days / _DAY_S, "bytes/s", "to end in scrub.pass_days")
 
@@ -329,11 +332,11 @@ def _hosts(plan: Plan) -> None:
         return of(f"network, {name}") / (of("--network") * _IO_SHARE)
 
     most("gateway hosts", "hosts", {"CPU": cores("gateways") + 1, "network": network("clients") + 1, "a spare": 2})
-    memory = of("stores") * of("consumers of a store") * of("consumer.memory") / (of("--memory") * _MEMORY_SHARE)
+    memory = of("cells") * of("consumers of a cell") * of("consumer.memory") / (of("--memory") * _MEMORY_SHARE)
     most("consumer hosts", "hosts", {"CPU": cores("consumers") + 1, "memory": memory + 1, "a spare": 2})
     most("GC hosts", "hosts", {"CPU": cores("GC") + 1, "a spare": 2})
     on_a_host = max(1, of("--memory") // of("memory of the database"))
-    needs = {"CPU": 2 * cores("databases"), "memory": 2 * of("stores") / on_a_host, "a primary and a replica": 2}
+    needs = {"CPU": 2 * cores("databases"), "memory": 2 * of("cells") / on_a_host, "a primary and a replica": 2}
     most("database hosts", "hosts", needs)
     most("Kafka hosts", "hosts", {"CPU": cores("Kafka"), "kafka.replication": of("kafka.replication")})
     events = of("puts") * of("event.bytes") * of("kafka.retention_ms") / 1000 * of("kafka.replication")

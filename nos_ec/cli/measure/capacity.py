@@ -29,7 +29,7 @@ _SIMULATED_MAX = 50_000
 
 def capacity(
     ctx: typer.Context,
-    objects: Annotated[float, typer.Option(min=1, help="Objects that the stores hold, such as 2e9.")],
+    objects: Annotated[float, typer.Option(min=1, help="Objects that the store holds, such as 2e9.")],
     puts: Annotated[float, typer.Option(min=0, help="PUTs a second, those of overwrites included.")],
     gets: Annotated[float, typer.Option(min=0, help="GETs a second.")] = 0.0,
     deletes: Annotated[

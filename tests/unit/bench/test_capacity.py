@@ -163,16 +163,29 @@ def plan_of_json(found: Any) -> Plan:
     return plan_of({name: Figure(**values) for name, values in found["figures"].items()})
 
 
-def test_the_limit_that_binds_determines_the_number_of_stores(capacity: Capacity) -> None:
+def test_the_limit_that_binds_determines_the_number_of_cells(capacity: Capacity) -> None:
     lines = capacity(*EXAMPLES["2 x 10^9"])["lines"]
-    needs = {name: line["value"] for name, line in lines.items() if name.startswith("stores for ")}
+    needs = {name: line["value"] for name, line in lines.items() if name.startswith("cells for ")}
     binding = max(needs, key=lambda name: needs[name])
-    assert lines["stores"]["value"] == ceil(needs[binding])
-    assert lines["stores"]["note"] == f"limited by{binding.removeprefix('stores for')}"
-    assert lines["objects of a store"]["value"] * lines["stores"]["value"] == pytest.approx(2e9)
-    slower = capacity(*EXAMPLES["2 x 10^9"], "--rebuild-hours", "240")["lines"]
-    assert slower["stores"]["value"] < lines["stores"]["value"]
-    assert "memory" in slower["stores"]["note"]
+    assert lines["cells"]["value"] == ceil(needs[binding])
+    assert lines["cells"]["note"] == f"limited by{binding.removeprefix('cells for')}"
+    assert lines["objects of a cell"]["value"] * lines["cells"]["value"] == pytest.approx(2e9)
+    assert "memory of a database host" in lines["cells"]["note"]
+    sooner = capacity(*EXAMPLES["2 x 10^9"], "--rebuild-hours", "6")["lines"]
+    assert sooner["cells"]["value"] > lines["cells"]["value"]
+    assert "a rebuild" in sooner["cells"]["note"]
+
+
+def test_more_workers_of_gc_need_fewer_cells(capacity: Capacity, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed() -> Any:
+        return capacity(*EXAMPLES["10^10"])["lines"]
+
+    one = needed()
+    monkeypatch.setenv("NOS_EC_GC__WORKERS", "4")
+    four, name = needed(), "cells for GC in 20 h a day"
+    assert four[name]["value"] == pytest.approx(one[name]["value"] / 4, rel=1e-3)
+    assert four["GC a day"]["value"] == pytest.approx(one["GC a day"]["value"] / 4, rel=1e-3)
+    assert four["cores of GC"] == one["cores of GC"]
 
 
 def test_measured_figures_replace_those_of_the_pages(capacity: Capacity, tmp_path: Path) -> None:
@@ -226,7 +239,7 @@ def test_sizes_come_from_a_file_and_nothing_has_to_be_deleted(capacity: Capacity
     assert found["figures"]["size"]["value"] == 4000
     assert found["figures"]["gc.write_amplification"]["source"] == "nothing is deleted"
     assert found["lines"]["GC copies"]["value"] == 0
-    assert found["lines"]["stores"]["value"] == 1
+    assert found["lines"]["cells"]["value"] == 1
 
 
 def test_the_page_shows_what_the_command_computes(capacity: Capacity) -> None:
