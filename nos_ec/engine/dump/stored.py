@@ -19,7 +19,7 @@ import structlog
 
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, dump_frames, verify_dump
-from nos_ec.core.formats.header import decode_header, decode_names
+from nos_ec.core.formats.header import decode_header, decode_names, peek_length
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
@@ -147,6 +147,8 @@ def _front(blocks: BlockStore, block_id: BlockId) -> RecoveredEntry | None:
     """Return the segment of a large object in the block; None if it holds something else, or cannot be read."""
     try:
         front = blocks.read(block_id, 0, _FRONT)
+        if peek_length(front, block_id, 0) > _FRONT:
+            return None  # many objects are in it
         header = decode_header(front, block_id, 0)
         if len(header.entries) != 1 or header.names_offset + header.names_length > _FRONT:
             return None

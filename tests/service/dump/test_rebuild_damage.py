@@ -12,10 +12,10 @@ from nos_ec.adapters.local.blocks.block_store import LocalBlockStore
 from nos_ec.adapters.local.devices.device_format import SLOTS_AT, decode_superblock
 from nos_ec.composition.wiring import initialise
 from nos_ec.core.errors import Corrupt
-from nos_ec.core.formats.header import GroupHeader
+from nos_ec.core.formats.header import GroupHeader, peek_length
 from nos_ec.core.formats.landing_format import RECORD_HEADER_SIZE
 from nos_ec.core.geometry import PAGE
-from nos_ec.core.ids import BlockId, SegmentId
+from nos_ec.core.ids import BlockId, ObjectKey, SegmentId
 from nos_ec.core.states import BlockState
 from nos_ec.engine import header_scan
 from nos_ec.engine.check.quarantine import held
@@ -218,6 +218,21 @@ def test_a_newer_dump_that_cannot_be_found_is_said(bench: Bench, cli: Cli, monke
             source = newest_dump(system.blocks, system.clock.now_ms(), lambda *_: None)
     assert source is not None
     assert [line["block"] for line in lines if line["log_level"] == "error"] == [newest.hex()]
+
+
+def test_blocks_of_many_objects_are_not_taken_for_dumps(bench: Bench, cli: Cli) -> None:
+    """Their headers are longer than all that is read of a block to find out whether a dump is in it."""
+    bench.config.write_text(bench.config.read_text().replace("window_objects = 50", "window_objects = 400"))
+    with bench.open() as system:
+        cli("metadata", "dump")
+        system.client.store().put_many([(ObjectKey("bucket", f"{number}"), b"x") for number in range(400)])
+        bench.pack(system)
+        newest = max(system.blocks.list_blocks())
+        assert peek_length(system.blocks.read(newest, 0, PAGE), newest, 0) > 2 * PAGE
+        with capture_logs() as lines:
+            source = newest_dump(system.blocks, system.clock.now_ms(), lambda *_: None)
+    assert source is not None
+    assert lines == []
 
 
 def test_a_device_that_is_away_keeps_what_lies_on_it(bench: Bench, cli: Cli) -> None:
