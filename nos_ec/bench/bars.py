@@ -107,6 +107,16 @@ def s3_bars(processes: int, *, on_ceph: bool, with_radosgw: bool) -> list[Bar]:
     return bars
 
 
+CELLS_CPU, CELLS_RATE = 1.03, 0.97
+"""Limits of a gateway of three cells over one of a store without cells: CPU time of a request, and requests/s."""
+
+
+def cells_bars(steps: Sequence[str]) -> list[Bar]:
+    """Return the bars of `bench cells`, for its steps."""
+    bars = [Bar(f"cells_over_one.cpu.{step}", CELLS_CPU, at_least=False) for step in steps]
+    return bars + [Bar(f"cells_over_one.per_s.{step}", CELLS_RATE, at_least=True) for step in ("put", "get")]
+
+
 OURS_OVER_SIMULATION = 1.03
 OURS_OVER_EACH, WASTEFUL = 1.04, 1.45
 """Limit of our raw bytes over the raw bytes of one RADOS object per object. If the latter takes more than WASTEFUL raw

@@ -96,6 +96,14 @@ class S3Client:
         """Read an object. Raises Transient."""
         return self._expect(200, "GET", f"/{bucket}/{quote(name)}")
 
+    def head(self, bucket: str, name: str) -> None:
+        """Look up an object. Raises Transient."""
+        self._expect(200, "HEAD", f"/{bucket}/{quote(name)}")
+
+    def delete(self, bucket: str, name: str) -> None:
+        """Delete an object. Raises Transient."""
+        self._expect(204, "DELETE", f"/{bucket}/{quote(name)}")
+
     def page(self, bucket: str, after: str, limit: int) -> bytes:
         """Return the XML of a page of at most `limit` names after `after`. Raises Transient."""
         query = f"list-type=2&max-keys={limit}&start-after={quote(after, safe='')}"
@@ -125,7 +133,7 @@ class S3Client:
         head = signed_headers(self._credentials, self._now_s(), host, method, path, query, body)
         target = f"{path}?{query}" if query else path
         connection.sendall(f"{method} {target} HTTP/1.1\r\n{head}".encode() + body)
-        answer = read_answer(connection)
+        answer = read_answer(connection, has_body=method != "HEAD")
         if answer.headers.get("connection", "").lower() == "close":
             self._forget()
         return answer
@@ -154,13 +162,17 @@ class S3Client:
 class _Parsed:
     """Collects an answer while httptools parses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_body: bool) -> None:
         self.headers: dict[str, str] = {}
         self.pieces: list[bytes] = []
         self.complete = False
+        self._has_body = has_body
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.complete = not self._has_body
 
     def on_body(self, piece: bytes) -> None:
         self.pieces.append(piece)
@@ -169,9 +181,9 @@ class _Parsed:
         self.complete = True
 
 
-def read_answer(connection: socket.socket) -> Answer:
-    """Read the answer to any request except HEAD. Raises OSError."""
-    parsed = _Parsed()
+def read_answer(connection: socket.socket, *, has_body: bool = True) -> Answer:
+    """Read the answer to a request. That to a HEAD has no body, whatever its headers say. Raises OSError."""
+    parsed = _Parsed(has_body=has_body)
     parser = httptools.HttpResponseParser(parsed)
     while not parsed.complete:
         piece = connection.recv(_RECEIVE_BYTES)

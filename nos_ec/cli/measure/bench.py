@@ -20,6 +20,7 @@ from nos_ec.bench.bars import (
     READ,
     READ_OF_ONE_SIZE,
     Bar,
+    cells_bars,
     life_bars,
     missed,
     s3_bars,
@@ -30,6 +31,7 @@ from nos_ec.bench.life.life_bench import LifeBench, LifeOptions
 from nos_ec.bench.life.life_ways import landing_settings, life_stores
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
 from nos_ec.bench.reads import WORKLOAD, ReadBench, ReadOptions
+from nos_ec.bench.s3.cells_bench import STEPS, CellsBench, CellsOptions, cells_ways
 from nos_ec.bench.s3.s3_bench import S3Bench, S3Options
 from nos_ec.bench.s3.s3_ways import s3_ways
 from nos_ec.bench.space import DRAWN, SpaceBench, SpaceOptions, pools_of_objects
@@ -218,6 +220,23 @@ def s3(
     shared.finish(figures, bars)
 
 
+def cells(
+    ctx: typer.Context,
+    shared: Shared,
+    objects: Annotated[int, typer.Option(min=10, help="Objects of each round.")] = 40,
+    size: Annotated[int, typer.Option(parser=size_option, metavar="SIZE", help="Bytes of each object.")] = 4096,
+    rounds: Rounds = 100,
+    callers: Annotated[int, typer.Option(min=1, max=64, help="Threads that send requests.")] = 1,
+) -> None:
+    """Measure what cells cost a gateway: requests to a store of three cells, compared with a store without cells. Also
+    works on an embedded store."""
+    options = CellsOptions(objects, size, rounds, callers, shared.seed)
+    settings = context(ctx).settings()
+    with ticking() as tick, cells_ways(settings, shared.admin) as found:
+        figures = CellsBench(found, options, tick).run()
+    shared.finish(figures, cells_bars(STEPS))
+
+
 def gc_command(
     ctx: typer.Context,
     shared: Shared,
@@ -277,6 +296,7 @@ for _name, _command in (
     ("read", read),
     ("life", life),
     ("s3", s3),
+    ("cells", cells),
     ("gc", gc_command),
     ("space", space),
 ):

@@ -80,6 +80,7 @@ _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
     **dict.fromkeys(("console", "apply", "quarantine release"), Scope.ONE),
     **dict.fromkeys(("metadata rebuild", "export events"), Scope.ONE),
     **dict.fromkeys(("bench pipeline", "bench life", "bench s3", "bench gc", "bench space", "bench read"), Scope.ONE),
+    "bench cells": Scope.ONE,
     **dict.fromkeys(("s3 key create", "s3 key list", "s3 key disable", "s3 key enable"), Scope.DIRECTORY),
     **dict.fromkeys(("s3 key rotate", "s3 key remove", "s3 key end-sessions", "s3 key reencrypt"), Scope.DIRECTORY),
     **dict.fromkeys(("s3 encryption-key add", "s3 encryption-key rewrap"), Scope.DIRECTORY),
