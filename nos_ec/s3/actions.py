@@ -77,8 +77,8 @@ OBJECT_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "s3:GetObjectRetention": "GetObjectRetention",
             "s3:GetObjectTagging": "GetObjectTagging",
             "s3:ListMultipartUploadParts": "ListParts",
-            "s3:PutObject": "PutObject PostObject CopyObject CreateMultipartUpload UploadPart UploadPartCopy"
-            " CompleteMultipartUpload",
+            "s3:PutObject": "PutObject PostObject CopyObject RenameObject CreateMultipartUpload UploadPart"
+            " UploadPartCopy CompleteMultipartUpload",
             "s3:PutObjectAcl": "PutObjectAcl",
             "s3:PutObjectLegalHold": "PutObjectLegalHold",
             "s3:PutObjectRetention": "PutObjectRetention",

@@ -8,7 +8,8 @@ from __future__ import annotations
 _CODES = {
     304: "NotModified",
     400: "AccessControlListNotSupported AuthorizationHeaderMalformed AuthorizationQueryParametersError BadDigest"
-    " BadRequest EntityTooLarge EntityTooSmall ExpiredToken IllegalLocationConstraintException"
+    " BadRequest EntityTooLarge EntityTooSmall ExpiredToken IdempotencyParameterMismatch"
+    " IllegalLocationConstraintException"
     " IllegalVersioningConfigurationException IncompleteBody InvalidArgument InvalidBucketAclWithObjectOwnership"
     " InvalidBucketName InvalidDigest InvalidLocationConstraint InvalidPart InvalidPartOrder InvalidPolicyDocument"
     " InvalidRequest InvalidRetentionPeriod InvalidTag InvalidToken InvalidURI KeyTooLongError MalformedACLError"

@@ -154,7 +154,9 @@ _CHANGES = frozenset(["CreateBucket", "DeleteBucket", "PutObject", "CopyObject",
 subresources of S3. Names that begin with `x-` belong to the client, as in S3."""
 _OF_VERSION_2 = frozenset(["AWSAccessKeyId", "Signature", "Expires", "content-md5", "content-type"])
 """Query parameters of presigned URLs of Signature Version 2."""
-_NO_VERSION = frozenset(["PutObject", "CopyObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload"])
+_NO_VERSION = frozenset(
+    ["PutObject", "CopyObject", "RenameObject", "UploadPart", "UploadPartCopy", "CreateMultipartUpload"]
+)
 
 
 def operation_of(request: Request, bucket: str | None, key: str | None) -> str:
@@ -218,6 +220,10 @@ def _name_of(request: Request, place: _Place) -> str:
         raise invalid_argument(
             "You can only specify a copy source header for copy requests.", "x-amz-copy-source", source
         )
+    renamed = request.header("x-amz-rename-source")
+    if renamed is not None and name != "RenameObject":
+        # Signature Version 2 covers this header, but not the parameter that makes the request a rename.
+        raise invalid_argument("x-amz-rename-source needs the parameter renameObject.", "x-amz-rename-source", renamed)
     if name == "PutObject":
         if "partNumber" in request.query:
             raise invalid_argument("partNumber needs an uploadId.", "uploadId")

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import google_crc32c
 
@@ -38,10 +39,12 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     ObjectSummary,
     PutRequest,
+    RenameOf,
     VersionEntry,
     VersionPage,
 )
 
+T = TypeVar("T")
 DELETE_BATCH_OBJECTS = 1000
 """Objects that one transaction deletes: enough to share its sync, but few enough that others do not wait long."""
 
@@ -109,12 +112,28 @@ class Store(ObjectReads):
 
     def put_request(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         """Like `put`. The row that is returned has the MD5 of the bytes that were read, even if the object was
-        overwritten meanwhile. Only a request with a `step` may have a reserved key and reserved attributes; it also
-        raises NoSuchUpload, or Conflict (see `CompletionOf`)."""
+        overwritten meanwhile. Only a request with the `step` of an upload may have a reserved key and reserved
+        attributes; it also raises NoSuchUpload, or Conflict (see `CompletionOf`)."""
         if request.step is None:
             _refuse_reserved(request.key)
             refuse_reserved(request.attributes)
         return self.put_record(request, stream)
+
+    def rename(self, row: ObjectRow, request: PutRequest, put: Callable[[PutRequest], T]) -> T:
+        """Store the bytes of this current version under the key of `request`, and delete it in the same transaction,
+        as `delete` does. `put` stores the object with `put_request`, and gets the request to pass on. Returns what
+        `put` returns.
+
+        Raises Conflict if the version was overwritten, deleted or changed meanwhile, Locked if it is locked, and what
+        `put` raises. After a Transient the outcome may be unknown.
+        """
+        _refuse_parts(row.key)
+        _refuse_reserved(request.key)
+        until_ms = self._until_ms(self._clock.now_ms(), permanently=False)
+        try:
+            return put(replace(request, step=RenameOf(row, request.versioning, until_ms)))
+        finally:
+            self._locations.forget_rows([row.key])
 
     def put_record(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         """Like `put_request`, for records of the store itself, which have reserved keys and attributes."""

@@ -29,6 +29,8 @@ META_BYTES_MAX = 2048
 KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 ENCODING = "content-encoding"
 TAGS, ACL, CHECKSUM, STORAGE_CLASS = TAGS_ATTRIBUTE, "s3:acl", "s3:checksum", "s3:storage-class"
+RENAMED = "s3:renamed"
+"""The rename that stored an object, by its client token."""
 LATIN_1 = "s3:latin-1"
 """The names of headers that were not valid UTF-8, separated by commas. Clients get back the bytes that they sent."""
 DEFAULT_TYPE = "binary/octet-stream"

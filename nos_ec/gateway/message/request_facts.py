@@ -15,7 +15,7 @@ from nos_ec.s3.operations import POST_FORM, parameters_of
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Signed
 
-_ENDS_CREATION = frozenset(["PutObject", POST_FORM, "CopyObject", "CompleteMultipartUpload"])
+_ENDS_CREATION = frozenset(["PutObject", POST_FORM, "CopyObject", "RenameObject", "CompleteMultipartUpload"])
 _OF_UPLOADS = frozenset(["UploadPart", "UploadPartCopy", "CompleteMultipartUpload"])
 """Operations on an upload whose headers, such as tags and ACL, were sent and judged when it was created."""
 _STORES = frozenset([*_ENDS_CREATION, *_OF_UPLOADS, "CreateMultipartUpload"])
@@ -83,7 +83,7 @@ class RequestFacts:
         if self._was_judged:
             return self._of_creation
         copies = self.judged == "CopyObject" and self.request.header("x-amz-tagging-directive") != "REPLACE"
-        if copies or self.judged == "PutObjectTagging":
+        if copies or self.judged in ("RenameObject", "PutObjectTagging"):
             return Unsure.TAGS if self.sent_tags is None else self.sent_tags
         sent = self.request.header("x-amz-tagging")
         return {} if sent is None else documents.tagging_header(sent)

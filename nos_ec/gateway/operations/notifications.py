@@ -33,6 +33,7 @@ _ARN = re.compile(r"arn:[a-z-]+:(sns|sqs):[^:\s]{0,64}:[^:\s]{0,64}:([A-Za-z0-9.
 _EVENTS: Mapping[str, str] = {
     "PutObject": "s3:ObjectCreated:Put",
     "CopyObject": "s3:ObjectCreated:Copy",
+    "RenameObject": "s3:ObjectCreated:Copy",
     "CompleteMultipartUpload": "s3:ObjectCreated:CompleteMultipartUpload",
     "PutObjectTagging": "s3:ObjectTagging:Put",
     "DeleteObjectTagging": "s3:ObjectTagging:Delete",

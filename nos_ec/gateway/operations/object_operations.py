@@ -27,6 +27,7 @@ from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.object_headers import (
     ACL,
     CHECKSUM,
+    RENAMED,
     STORAGE_CLASS,
     TAGS,
     acl_attribute,
@@ -401,7 +402,7 @@ class ObjectOperations:
         require_checksum(call)
         method = self._encryption.wanted(call)
         encrypt = None if method is None else partial(self._encryption.encrypted, method)
-        request = self._put_request(call)
+        request = self.put_request(call)
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
             row, attributes, md5 = store_body(self._store, request, body, attributes, encrypt)
@@ -416,7 +417,7 @@ class ObjectOperations:
     def _etag_of_new(row: ObjectRow, method: str | None, md5: bytes) -> str:
         return (md5 if method in (None, AES256) else row.md5).hex()
 
-    def _put_request(self, call: Call) -> PutRequest:
+    def put_request(self, call: Call) -> PutRequest:
         """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
         key, lock = call.object_key, self._locks.of_put(call)
         condition = self._encryption.condition_on_stored(key, write_condition(call.request))
@@ -432,6 +433,13 @@ class ObjectOperations:
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         if self._of_bucket is not None and (other := self._of_bucket(bucket)) is not self:
             return other.source_of_copy(call)
+        source = self.source(call, bucket, name, version)
+        row = source.row
+        check_read(call.request, self._encryption.etag_of(row), row.created_ms, "x-amz-copy-source-")
+        return source
+
+    def source(self, call: Call, bucket: str, name: str, version: str | None) -> CopySource:
+        """Return a version whose bytes the request stores again, if the sender may read it. Raises S3Error."""
         access = self._access.bucket(bucket)
         access.require_owner(call.request.header("x-amz-source-expected-bucket-owner"))
         key = object_key(bucket, name)
@@ -446,14 +454,15 @@ class ObjectOperations:
                 ) from None
             error.headers.clear()  # the client would take them for headers about the target
             raise
-        check_read(call.request, self._encryption.etag_of(row), row.created_ms, "x-amz-copy-source-")
         return CopySource(row, self._encryption.shown(row, attributes), access, partial(self._encryption.open, row))
 
-    def _require_tags_of_copy(self, call: Call, source: BucketAccess, tags: Mapping[str, str]) -> None:
+    @staticmethod
+    def require_tags_of_copy(
+        call: Call, source: BucketAccess, name: str, version: str | None, tags: Mapping[str, str]
+    ) -> None:
         """Raise AccessDenied unless the account may read the tags of the source, which the ACL of an object never
         allows, and set them for the target, which is a new object without tags."""
         assert call.access is not None
-        _, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
         of_source = rights_on(call, source, "GetObjectTagging", name, version, tags=tags)
         of_target = rights_on(call, call.access, "PutObjectTagging", call.key, tags={}, sent_tags=tags)
         if Rights.READ not in of_source or Rights.WRITE not in of_target:
@@ -488,12 +497,13 @@ class ObjectOperations:
         attributes = {
             name: value
             for name, value in (old if keeps else given).items()
-            if name not in (*of_request, TAGS, CHECKSUM)
+            if name not in (*of_request, TAGS, CHECKSUM, RENAMED)
         }
         attributes |= {name: given[name] for name in of_request if name in given}
         call.require_with(Rights.WRITE, _NO_TAGS, tags_of(old) if keeps_tags else _NO_TAGS)
         if keeps_tags and TAGS in old:
-            self._require_tags_of_copy(call, access_of_source, tags_of(old))
+            _, name, version = copy_source(request.header("x-amz-copy-source") or "")
+            self.require_tags_of_copy(call, access_of_source, name, version, tags_of(old))
         tags = (old if keeps_tags else given).get(TAGS)
         attributes |= {} if tags is None else {TAGS: tags}
         # 2. Keep the checksum of the source, unless it is composite or the request asks for another algorithm.
@@ -501,7 +511,7 @@ class ObjectOperations:
         of_bytes = known is not None and known.kind == ChecksumType.FULL_OBJECT.value
         if known is not None and of_bytes and (algorithm is None or known.algorithm == algorithm.value):
             attributes[CHECKSUM], algorithm = old[CHECKSUM], None
-        put = self._put_request(call)
+        put = self.put_request(call)
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(read(), row.users_size, algorithm, at_end)

@@ -33,7 +33,7 @@ _RIGHTS = {
     **dict.fromkeys(["GetObject", "HeadObject", "GetObjectAttributes", "GetObjectTagging"], Rights.READ),
     **dict.fromkeys(["GetBucketAcl", "GetObjectAcl"], Rights.READ_ACL),
     **dict.fromkeys(["PutBucketAcl", "PutObjectAcl"], Rights.WRITE_ACL),
-    **dict.fromkeys(["PutObject", "PostObject", "CopyObject", "DeleteObject"], Rights.WRITE),
+    **dict.fromkeys(["PutObject", "PostObject", "CopyObject", "RenameObject", "DeleteObject"], Rights.WRITE),
     **dict.fromkeys(["PutObjectTagging", "DeleteObjectTagging"], Rights.WRITE),
     **dict.fromkeys(["CreateMultipartUpload", "UploadPart", "UploadPartCopy", "ListParts"], Rights.WRITE),
     **dict.fromkeys(["CompleteMultipartUpload", "AbortMultipartUpload"], Rights.WRITE),

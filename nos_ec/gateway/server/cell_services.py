@@ -25,6 +25,8 @@ from nos_ec.settings import S3Settings
 
 STALLED_S = 2.0
 """How long a cell answers nothing until it may hold only a share of the threads."""
+_COPIES = frozenset([b"x-amz-copy-source", b"x-amz-rename-source"])
+"""Headers of requests that copy an object."""
 
 
 @dataclass(slots=True)
@@ -61,8 +63,8 @@ class CellServices:
             bucket = self._bucket_of(request)
             if bucket is not None:
                 cell = self._cell_of(request, bucket)
-            # A copy takes as long as its object is large, which says nothing about the cell.
-            if b"x-amz-copy-source" in request.header_values:
+            # A copy or rename takes as long as its object is large, which says nothing about the cell.
+            if not _COPIES.isdisjoint(request.header_values):
                 reply = self._service(cell).answer(request, source, record)
             else:
                 self._begin(cell)

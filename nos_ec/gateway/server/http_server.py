@@ -25,6 +25,7 @@ from nos_ec.gateway.operations.notifications import bucket_notifications
 from nos_ec.gateway.operations.object_locks import LocksOfPuts, ObjectLockOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.post_forms import PostForms
+from nos_ec.gateway.operations.renames import RenameOperations
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
 from nos_ec.gateway.server.accepting import SharingServer
 from nos_ec.gateway.server.app import App, AppOptions
@@ -81,6 +82,7 @@ def make_service(
         BucketOperations(metadata, uploads, access, clock, settings.region, homes),
         Listings(store, encryption),
         objects,
+        RenameOperations(store, objects, access, encryption),
         MultipartOperations(store, uploads, objects, access, locks_of_puts, encryption),
         ObjectLockOperations(objects.find_version, locks, changes, clock),
         BucketDocuments(metadata, access, clock),

@@ -30,6 +30,7 @@ from nos_ec.gateway.operations.object_locks import OBJECT_LOCK, ObjectLockOperat
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, apply_policy, require_in_session
 from nos_ec.gateway.operations.post_forms import PostForms
+from nos_ec.gateway.operations.renames import RenameOperations
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
@@ -66,6 +67,7 @@ class Service:
         buckets: BucketOperations,
         listings: Listings,
         objects: ObjectOperations,
+        renames: RenameOperations,
         multipart: MultipartOperations,
         locks: ObjectLockOperations,
         documents: BucketDocuments,
@@ -128,6 +130,7 @@ class Service:
             "GetObjectAttributes": objects.get_attributes,
             "PutObject": objects.put_object,
             "CopyObject": objects.copy_object,
+            "RenameObject": renames.rename_object,
             "DeleteObject": objects.delete_object,
             "DeleteObjects": objects.delete_objects,
             "GetObjectTagging": objects.get_tagging,

@@ -148,12 +148,24 @@ class LockOf:
 
 
 @dataclass(frozen=True, slots=True)
+class RenameOf:
+    """A step of a rename: the object to be recorded has the bytes of `row`, the current version of another key of the
+    bucket, which is deleted in the same transaction as by a DELETE. It must be unchanged, and not locked. `versioning`:
+    the versioning state of the bucket; with it, the other key gets a delete marker. `until_ms`: until when the trash
+    keeps the old version; None without a trash."""
+
+    row: ObjectRow
+    versioning: Versioning | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PutRequest:
     """Everything that a PUT asks for except its bytes.
 
     `attributes`: see core.attributes. `condition`: judged on the version that the object would overwrite. `versioning`:
-    the versioning state of the bucket. `step`: what the object is to a multipart upload, a large object, or a locked
-    version. `lock`: the lock of the new version.
+    the versioning state of the bucket. `step`: what the object is to a multipart upload, a large object, a locked
+    version, or an object that is renamed. `lock`: the lock of the new version.
     `envelope`: for bytes that are encrypted already, returns their encoded envelope (core.encryption); its length is
     always the same, and its value is final when all bytes have been read.
     `origin`: who asks, for the events of buckets with notifications.
@@ -163,7 +175,7 @@ class PutRequest:
     attributes: bytes = b""
     condition: Condition | None = None
     versioning: Versioning | None = None
-    step: UploadStep | TailOf | LockOf | None = None
+    step: UploadStep | TailOf | LockOf | RenameOf | None = None
     lock: Lock | None = None
     envelope: Callable[[], str] | None = field(default=None, compare=False)
     origin: Origin = field(default_factory=current_origin, compare=False)
@@ -199,7 +211,7 @@ class _Requested:
         return self.request.versioning
 
     @property
-    def step(self) -> UploadStep | TailOf | LockOf | None:
+    def step(self) -> UploadStep | TailOf | LockOf | RenameOf | None:
         return self.request.step
 
 
@@ -311,11 +323,11 @@ class Objects(Protocol):
         has been doomed meanwhile (the PUT took longer than its reservation), or is a record of a segment of the landing
         log that is not OPEN; PreconditionFailed or NotFound when its condition does not hold; NoSuchUpload or Conflict
         when its step of an upload cannot be taken, Conflict when the block of a tail is not OPEN, Locked when a lock
-        protects a version that it would overwrite. With a
-        LockOf, Conflict when its version is not there any more, or was changed, and Locked when the lock may not be
-        changed like this. All but a Transient
-        make the reservation of its landing copy due at `now_ms`, because no object will claim the copy. With
-        `together`, records all of them or none, and raises the first such error.
+        protects a version that it would overwrite. With a LockOf, Conflict when its version is not there any more, or
+        was changed, and Locked when the lock may not be changed like this. With a RenameOf, Conflict when the version
+        to be renamed is not there any more, or was changed, and Locked when it is locked. All but a Transient make the
+        reservation of its landing copy due at `now_ms`, because no object will claim the copy. With `together`, records
+        all of them or none, and raises the first such error.
 
         May be called again with the same objects after any error: objects that an earlier call recorded are not
         recorded twice, and their conditions are not judged again. An empty object without a landing copy is not

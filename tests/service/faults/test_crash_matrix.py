@@ -45,6 +45,7 @@ from tests.service.objects.test_cells import CELL_POINTS
 from tests.service.objects.test_trash import TRASH_POINTS
 from tests.service.packing.foreign import publish_named
 from tests.service.s3.test_lifecycle_walk import LIFECYCLE_POINTS
+from tests.service.s3.test_s3_rename import RENAME_POINTS
 from tests.service.s3.test_upload_kills import UPLOAD_POINTS
 from tests.service.s3.test_version_kills import VERSION_POINTS
 
@@ -875,6 +876,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             TRASH_POINTS,
             UPLOAD_POINTS,
             VERSION_POINTS,
+            RENAME_POINTS,
             LIFECYCLE_POINTS,
             CELL_POINTS,
         )

@@ -85,8 +85,9 @@ def test_every_operation_of_the_model_is_itself_or_not_implemented(operation: st
         assert code_and_message(request, bucket, key) == ("NotImplemented", f"{expected} is not supported.")
 
 
-UNSIGNED_IN_VERSION_2 = {"ListObjectsV2", "GetObjectAttributes"}
-"""`list-type` changes how a listing looks, and the header that names the attributes is signed."""
+UNSIGNED_IN_VERSION_2 = {"ListObjectsV2", "GetObjectAttributes", "RenameObject"}
+"""`list-type` changes how a listing looks, and the headers that name the attributes, or the source of a rename, are
+signed. Without `renameObject`, a request with such a source is refused."""
 
 
 @pytest.mark.parametrize("spelling", ["as sent", "encoded"])
@@ -122,7 +123,7 @@ def test_all_that_is_served_is_in_the_model() -> None:
 
 
 def test_the_gateway_runs_all_that_is_served() -> None:
-    service = Service(*[MagicMock() for _ in range(15)])
+    service = Service(*[MagicMock() for _ in range(16)])
     assert service._operations.keys() == SERVED
 
 
@@ -138,6 +139,7 @@ def test_the_gateway_runs_all_that_is_served() -> None:
         ("PUT", "/b/k", "x-id=PutObject&X-Amz-Expires=5&x-mine=1", {}, "PutObject"),
         ("PUT", "/b/k", "x-amz-checksum-crc32=AAAAAA%3D%3D&x-amz-sdk-checksum-algorithm=CRC32", {}, "PutObject"),
         ("PUT", "/b/k", "", {"x-amz-copy-source": "b/k"}, "CopyObject"),
+        ("PUT", "/b/k", "renameObject", {"x-amz-rename-source": "a"}, "RenameObject"),
         ("PUT", "/b/k", "partNumber=1&uploadId=u", {"x-amz-copy-source": "b/k"}, "UploadPartCopy"),
         ("DELETE", "/b/k", "versionId=null", {}, "DeleteObject"),
         ("POST", "/b", "delete=", {}, "DeleteObjects"),
@@ -272,6 +274,12 @@ def test_bad_bucket_names(name: str) -> None:
 )
 def test_copy_sources(text: str, expected: tuple[str, str, str | None]) -> None:
     assert copy_source(text) == expected
+
+
+@pytest.mark.parametrize(("method", "query"), [("PUT", ""), ("PUT", "acl"), ("GET", "")])
+def test_the_source_of_a_rename_needs_a_rename(method: str, query: str) -> None:
+    request = Request(method, b"/b/k", query.encode(), [(b"x-amz-rename-source", b"a")])
+    assert code_and_message(request, "b", "k")[0] == "InvalidArgument"
 
 
 @pytest.mark.parametrize("text", ["", "b", "b/", "/", "//k", "b/k?x=y", "b/k?versionId=", "b/k?", "b/%FF", "%01/k"])

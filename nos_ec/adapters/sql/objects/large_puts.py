@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, insert, update
 
 from nos_ec.adapters.sql.blocks import block_rows, leases
-from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, uploads, versions
+from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, renames, uploads, versions
 from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import reads
@@ -21,7 +21,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.states import BlockState, ObjectEvent, ObjectState, advance_object
 from nos_ec.core.versions import Versioning, is_conditional
-from nos_ec.ports.metadata import Lease, LockOf, NewLargeObject, ObjectRow, TailOf
+from nos_ec.ports.metadata import CompletionOf, Lease, NewLargeObject, ObjectRow, PartOf, RenameOf
 
 _O = OBJECTS.c
 _LARGE = advance_object(None, ObjectEvent.STORE)
@@ -63,8 +63,11 @@ def record_large(
     that would be overwritten is locked: then the transaction must be rolled back, and run again with `is_locked`, to
     refuse the object."""
     _check_large(new, geometry)
-    # 1. Lock the row of the current version. If an earlier call has recorded this object, there is nothing to do.
-    current = object_rows.lock_listed(connection, [new.key]).get(new.key)
+    # 1. Lock the row of the current version, and of an object that is renamed. If an earlier call has recorded this
+    #    object, there is nothing to do.
+    renamed = [new.step] if isinstance(new.step, RenameOf) else []
+    locked = object_rows.lock_listed(connection, [new.key, *(one.row.key for one in renamed)])
+    current = locked.get(new.key)
     if current is not None and _is_recorded(connection, current, new):
         return True
     # 2. Find the newest version of the key, and one that has the same number. The first is locked; this may wait for a
@@ -92,6 +95,8 @@ def record_large(
         refusal: NosError | None = puts.overwrites_locked(new.key)
     else:
         refusal = _refused_large(connection, new, current, now_ms, wins=wins, may_lose=may_lose)
+    if renamed and refusal is None:
+        refusal = next(iter(renames.refused(connection, renamed, locked).values()), None)
     wins = wins and refusal is None
     # 5. Seal its blocks as live or dead, or condemn them if it is refused. If they are not OPEN any more, an earlier
     #    call has done all this, and its answer is repeated.
@@ -126,6 +131,7 @@ def record_large(
         versions.raise_if_newer(connection, {new.key: new.version}, {new.key: new.version})
     elif current is None and new.versioning is Versioning.SUSPENDED:
         versions.raise_if_null(connection, [new.key])
+    renames.remove_sources(connection, renamed, now_ms, events)
     if events is not None:
         events.stored_large(connection, _row_of(new, object_id, now_ms), new.request.origin, now_ms)
     return True
@@ -173,15 +179,15 @@ def _refused_large(
             return refusal
     if not wins and not may_lose:
         return _changed_meanwhile(new)
-    if wins and new.step is not None and not isinstance(new.step, TailOf | LockOf):
+    if wins and isinstance(new.step, PartOf | CompletionOf):
         return uploads.take_steps(connection, [(new.key, new.step)], now_ms).get(new.key)
     return None
 
 
 def _must_not_be_overtaken(new: NewLargeObject) -> bool:
-    """Return whether the PUT must not count as overwritten at once: its condition would not have held, or each PUT adds
-    a version."""
-    return new.condition is not None or new.versioning is Versioning.ENABLED
+    """Return whether the PUT must not count as overwritten at once: its condition would not have held, each PUT adds a
+    version, or it would have deleted the object that it renames."""
+    return new.condition is not None or new.versioning is Versioning.ENABLED or isinstance(new.step, RenameOf)
 
 
 def _changed_meanwhile(new: NewLargeObject) -> Transient:

@@ -149,7 +149,7 @@ class SqlObjects(NotifyingPart):
     def delete(
         self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
     ) -> ObjectRow:
-        return self._write(_delete, key, now_ms, until_ms, condition, self._writer([key.bucket]))
+        return self._write(delete_current, key, now_ms, until_ms, condition, self._writer([key.bucket]))
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         left, locked = list(keys), frozenset[Any]()
@@ -296,7 +296,7 @@ def _set_attributes(connection: Connection, row: ObjectRow, attributes: bytes, e
     return True
 
 
-def _delete(
+def delete_current(
     connection: Connection,
     key: ObjectKey,
     now_ms: int,
@@ -304,6 +304,7 @@ def _delete(
     condition: Condition | None,
     events: EventWriter | None,
 ) -> ObjectRow:
+    """Delete the current version, as `Objects.delete` of the port promises."""
     row = lock(connection, key)
     if row is None:
         raise NotFound(f"object {key} does not exist", key=key)

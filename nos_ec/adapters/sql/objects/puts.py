@@ -25,7 +25,16 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, insert, null, se
 from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.blocks import landing_segments
-from nos_ec.adapters.sql.objects import locks, make_noncurrent, object_rows, tails, uploads, versions, waiting
+from nos_ec.adapters.sql.objects import (
+    locks,
+    make_noncurrent,
+    object_rows,
+    renames,
+    tails,
+    uploads,
+    versions,
+    waiting,
+)
 from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
@@ -38,7 +47,16 @@ from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectEvent, advance_object
 from nos_ec.core.versions import Versioning, as_null_version
-from nos_ec.ports.metadata import LockOf, NewLargeObject, NewObject, ObjectRow, TailOf
+from nos_ec.ports.metadata import (
+    CompletionOf,
+    LockOf,
+    NewLargeObject,
+    NewObject,
+    ObjectRow,
+    PartOf,
+    RenameOf,
+    TailOf,
+)
 
 _O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
 _LANDED, _EMPTY = (advance_object(None, event) for event in (ObjectEvent.LAND, ObjectEvent.KEEP))
@@ -211,12 +229,15 @@ def _check(new: Sequence[NewObject]) -> None:
 
 
 def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
-    """Yield the indices of `new` in groups without repeated keys. A later PUT of a key is in a later group. There is
-    nearly always only one group."""
+    """Yield the indices of `new` in groups without repeated keys. A later PUT of a key is in a later group. A rename
+    counts for both of its keys. There is nearly always only one group."""
     seen: dict[ObjectKey, int] = {}
     turns: list[list[int]] = []
     for i, one in enumerate(new):
         turn = seen.get(one.key, 0)
+        if isinstance(one.step, RenameOf):
+            turn = max(turn, seen.get(one.step.row.key, 0))
+            seen[one.step.row.key] = turn + 1
         seen[one.key] = turn + 1
         if turn == len(turns):
             turns.append([])
@@ -233,6 +254,7 @@ def _record_turn(
     events: EventWriter | None,
 ) -> dict[ObjectKey, ObjectRow | NosError]:
     keys = [one.key for one in new]
+    keys += [one.step.row.key for one in new if isinstance(one.step, RenameOf)]
     current = object_rows.lock_listed(connection, keys)
     answered: dict[ObjectKey, ObjectRow | NosError] = {
         one.key: answer for one in new if (answer := _answer(one, current.get(one.key), in_time)) is not None
@@ -240,7 +262,7 @@ def _record_turn(
     left = [one for one in new if one.key not in answered]
     refused: dict[ObjectKey, NosError] = {one.key: overwrites_locked(one.key) for one in left if one.key in locked}
     refused |= _refused([one for one in left if one.key not in refused], current)
-    refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], now_ms)
+    refused |= _take_steps(connection, [one for one in new if one.key not in answered | refused], current, now_ms)
     given_up = [one.landing_id for one in new if one.key in refused and one.landing_id is not None]
     _require_not_recorded(connection, given_up, in_time)
     _give_up(connection, given_up, now_ms)
@@ -259,6 +281,7 @@ def _record_turn(
         if not in_time.again:
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
+    renames.remove_sources(connection, [one.step for one in fresh if isinstance(one.step, RenameOf)], now_ms, events)
     if events is not None:
         events.stored(connection, [(rows[one.key], one.request.origin) for one in fresh], now_ms)
     return {**rows, **answered}
@@ -347,14 +370,23 @@ def _refused(new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow]) -
     return refused
 
 
-def _take_steps(connection: Connection, new: Sequence[NewObject], now_ms: int) -> dict[ObjectKey, NosError]:
-    """Take the steps of uploads, change locks, and check the blocks of tails. Return errors for objects that must not
-    be recorded."""
-    steps = [(one.key, one.step) for one in new if one.step is not None and not isinstance(one.step, TailOf | LockOf)]
+def _take_steps(
+    connection: Connection, new: Sequence[NewObject], current: Mapping[ObjectKey, ObjectRow], now_ms: int
+) -> dict[ObjectKey, NosError]:
+    """Take the steps of uploads, change locks, and check the blocks of tails and the sources of renames. Return errors
+    for objects that must not be recorded."""
+    stepping = [one for one in new if one.step is not None]
+    if not stepping:
+        return {}
+    steps = [(one.key, one.step) for one in stepping if isinstance(one.step, PartOf | CompletionOf)]
     refused = uploads.take_steps(connection, steps, now_ms)
     changes = [(one.key, one.step) for one in new if isinstance(one.step, LockOf)]
     if changes:
         refused |= locks.change_all(connection, changes)
+    renamed = {one.key: one.step for one in stepping if isinstance(one.step, RenameOf)}
+    if renamed:
+        of_source = renames.refused(connection, list(renamed.values()), current)
+        refused |= {key: of_source[step.row.key] for key, step in renamed.items() if step.row.key in of_source}
     return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
 
 
