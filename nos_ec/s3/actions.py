@@ -57,6 +57,7 @@ BUCKET_ACTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "s3:PutBucketRequestPayment": "PutBucketRequestPayment",
             "s3:PutBucketTagging": "PutBucketTagging DeleteBucketTagging",
             "s3:PutBucketVersioning": "PutBucketVersioning",
+            "s3:PutBucketWebsite": "PutBucketWebsite",
             "s3:PutEncryptionConfiguration": "PutBucketEncryption DeleteBucketEncryption",
             "s3:PutLifecycleConfiguration": "PutBucketLifecycleConfiguration DeleteBucketLifecycle",
             "s3:PutReplicationConfiguration": "DeleteBucketReplication",
@@ -112,8 +113,7 @@ _OTHERS_ON_OBJECTS = (
 )
 _OTHERS = (
     "CreateBucket ListAllMyBuckets PutAccelerateConfiguration PutAnalyticsConfiguration"
-    " PutBucketWebsite PutIntelligentTieringConfiguration PutInventoryConfiguration"
-    " PutMetricsConfiguration"
+    " PutIntelligentTieringConfiguration PutInventoryConfiguration PutMetricsConfiguration"
 )
 
 

@@ -9,14 +9,13 @@ _CODES = {
     304: "NotModified",
     400: "AccessControlListNotSupported AuthorizationHeaderMalformed AuthorizationQueryParametersError BadDigest"
     " BadRequest EntityTooLarge EntityTooSmall ExpiredToken IdempotencyParameterMismatch"
-    " IllegalLocationConstraintException"
-    " IllegalVersioningConfigurationException IncompleteBody InvalidArgument InvalidBucketAclWithObjectOwnership"
-    " InvalidBucketName InvalidDigest InvalidLocationConstraint InvalidPart InvalidPartOrder InvalidPolicyDocument"
-    " InvalidRequest InvalidRetentionPeriod InvalidTag InvalidToken InvalidURI KeyTooLongError MalformedACLError"
-    " MalformedPOSTRequest MalformedPolicy MalformedTrailerError MalformedXML MaxMessageLengthExceeded"
-    " MaxPostPreDataLengthExceededError MetadataTooLarge MissingSecurityHeader MissingRequestBodyError"
-    " RequestTimeout TooManyBuckets UnexpectedContent UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch"
-    " XAmzContentSHA256Mismatch InvalidStorageClass"
+    " IllegalLocationConstraintException IllegalVersioningConfigurationException IncompleteBody InvalidArgument"
+    " InvalidBucketAclWithObjectOwnership InvalidBucketName InvalidDigest InvalidLocationConstraint InvalidPart"
+    " InvalidPartOrder InvalidPolicyDocument InvalidRedirectLocation InvalidRequest InvalidRetentionPeriod InvalidTag"
+    " InvalidToken InvalidURI KeyTooLongError MalformedACLError MalformedPOSTRequest MalformedPolicy"
+    " MalformedTrailerError MalformedXML MaxMessageLengthExceeded MaxPostPreDataLengthExceededError MetadataTooLarge"
+    " MissingSecurityHeader MissingRequestBodyError RequestTimeout TooManyBuckets UnexpectedContent"
+    " UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch XAmzContentSHA256Mismatch InvalidStorageClass"
     # of the Key Management Service
     " KMS.NotFoundException"
     # of the Security Token Service

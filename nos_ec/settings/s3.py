@@ -39,6 +39,10 @@ def _topics_of(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
 
 
+def _domains_of(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip().lower())]
+
+
 class S3Settings(Section):
     """The S3 gateway, `nos-ec s3 serve` (S3.md)."""
 
@@ -76,6 +80,13 @@ class S3Settings(Section):
         max_length=4000,
         description="Domains of the gateway: requests to the host BUCKET.DOMAIN are for that bucket. Path style always"
         " works.",
+    )
+    website_domains: str = Field(
+        default="",
+        title="domains, separated by commas",
+        max_length=4000,
+        description="Domains of websites: the host BUCKET.DOMAIN serves the website of that bucket, as HTML and without"
+        " authentication (S3.md). They must be others than `domains`. Empty: no bucket is served as a website.",
     )
     trusted_proxies: Annotated[str, BeforeValidator(_networks)] = Field(
         default="",
@@ -194,4 +205,9 @@ class S3Settings(Section):
     @property
     def domain_names(self) -> list[str]:
         """The domains, in lower case."""
-        return [name for part in self.domains.split(",") if (name := part.strip().lower())]
+        return _domains_of(self.domains)
+
+    @property
+    def website_domain_names(self) -> list[str]:
+        """The domains of websites, in lower case."""
+        return _domains_of(self.website_domains)

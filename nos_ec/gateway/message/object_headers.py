@@ -23,12 +23,14 @@ from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
+from nos_ec.s3.website import require_location
 
 META = "x-amz-meta-"
 META_BYTES_MAX = 2048
 KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 ENCODING = "content-encoding"
 TAGS, ACL, CHECKSUM, STORAGE_CLASS = TAGS_ATTRIBUTE, "s3:acl", "s3:checksum", "s3:storage-class"
+REDIRECT = "x-amz-website-redirect-location"
 RENAMED = "s3:renamed"
 """The rename that stored an object, by its client token."""
 LATIN_1 = "s3:latin-1"
@@ -39,9 +41,7 @@ _ENCODED = Charset("utf-8")
 """S3 returns metadata that is not ASCII as encoded words of RFC 2047, and some clients can only read ASCII in headers.
 Source: "Working with object metadata" of the S3 user guide."""
 _ENCODED.header_encoding = BASE64
-_UNSUPPORTED = re.compile(
-    r"x-amz-((copy-source-)?server-side-encryption-(?!aws-kms-key-id$|bucket-key-enabled$)|website-redirect-location)"
-)
+_UNSUPPORTED = re.compile(r"x-amz-(copy-source-)?server-side-encryption-(?!aws-kms-key-id$|bucket-key-enabled$)")
 
 
 def refuse_unsupported(request: Request) -> None:
@@ -75,6 +75,10 @@ def attributes_of_request(request: Request, encoding: str | None) -> dict[str, s
     tags = request.header("x-amz-tagging")
     if tags is not None:
         found |= tags_attribute(documents.tagging_header(tags))
+    location = request.header(REDIRECT)
+    if location is not None:
+        require_location(location)
+        found[REDIRECT] = location
     storage_class = request.header("x-amz-storage-class")
     if storage_class is not None:
         if storage_class not in STORAGE_CLASSES:
@@ -175,7 +179,7 @@ def headers_of(
             found[name] = value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
         elif name.startswith(META):
             found[name] = value if value.isascii() else Header(value, _ENCODED, maxlinelen=75).encode(linesep="")
-        elif name in KEPT or name == ENCODING:
+        elif name in KEPT or name in (ENCODING, REDIRECT):
             found[name] = value
     if TAGS in attributes:
         found["x-amz-tagging-count"] = str(len(tags_of(attributes)))

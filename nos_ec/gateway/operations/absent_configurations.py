@@ -22,7 +22,6 @@ _NOT_FOUND = {
     "GetBucketInventoryConfiguration": "NoSuchConfiguration",
     "GetBucketMetricsConfiguration": "NoSuchConfiguration",
     "GetBucketReplication": "ReplicationConfigurationNotFoundError",
-    "GetBucketWebsite": "NoSuchWebsiteConfiguration",
 }
 _NONE_LISTED = (("IsTruncated", "false"),)
 _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
@@ -34,10 +33,7 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "ListBucketInventoryConfigurations": ("ListInventoryConfigurationsResult", _NONE_LISTED),
     "ListBucketMetricsConfigurations": ("ListMetricsConfigurationsResult", _NONE_LISTED),
 }
-_NOTHING_TO_DELETE = (
-    "DeleteBucketReplication",
-    "DeleteBucketWebsite",
-)
+_NOTHING_TO_DELETE = ("DeleteBucketReplication",)
 _PUT_UNCHANGED = (
     "PutBucketLogging",
     "PutBucketRequestPayment",

@@ -27,6 +27,7 @@ from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.object_headers import (
     ACL,
     CHECKSUM,
+    REDIRECT,
     RENAMED,
     STORAGE_CLASS,
     TAGS,
@@ -485,15 +486,16 @@ class ObjectOperations:
         # A copy that only changes the metadata of an encrypted object must not decrypt it.
         if method is None and row.key == call.object_key:
             method = self._encryption.method_of(row)
-        changes = "x-amz-storage-class", ENCRYPTION
+        changes = "x-amz-storage-class", ENCRYPTION, REDIRECT
         if is_same and keeps and not any(map(request.header, changes)) and acl_of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
                 " object's metadata, storage class, website redirect location or encryption attributes.",
             )
-        # 1. Take metadata and tags from the source or from the request. ACL and storage class come from the request.
-        of_request = (ACL, STORAGE_CLASS)
+        # 1. Take metadata and tags from the source or from the request. ACL, storage class and website redirect come
+        #    from the request.
+        of_request = (ACL, STORAGE_CLASS, REDIRECT)
         attributes = {
             name: value
             for name, value in (old if keeps else given).items()

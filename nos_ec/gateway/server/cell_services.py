@@ -19,7 +19,7 @@ from nos_ec.gateway.server.record import Record
 from nos_ec.gateway.server.service import Service, refusal
 from nos_ec.ports.metadata import BucketRow
 from nos_ec.s3.errors import S3Error
-from nos_ec.s3.names import addressed
+from nos_ec.s3.names import addressed, bucket_of_host
 from nos_ec.s3.request import Request
 from nos_ec.settings import S3Settings
 
@@ -53,6 +53,7 @@ class CellServices:
         self._timer = timer
         self._of: Mapping[str, _Cell] = {name: _Cell(name) for name in cells.names()}
         self._domains = settings.domain_names
+        self._website_domains = settings.website_domain_names
         threads = settings.threads
         self._most_first, self._most = max(1, threads * 3 // 4), max(1, threads // 2)
 
@@ -131,6 +132,11 @@ class CellServices:
 
     def _bucket_of(self, request: Request) -> str | None:
         """Return the bucket that a request is about. Errors are left to the service, which finds them again."""
+        if self._website_domains:
+            with suppress(S3Error):
+                site = bucket_of_host(request.header("host"), self._website_domains)
+                if site is not None:
+                    return site
         if not self._domains and request.raw_path.startswith(b"/") and b"%" not in request.raw_path:
             return request.raw_path[1:].partition(b"/")[0].decode("latin-1") or None  # what `addressed` would find
         with suppress(S3Error):

@@ -27,6 +27,7 @@ from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.post_forms import PostForms
 from nos_ec.gateway.operations.renames import RenameOperations
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
+from nos_ec.gateway.operations.websites import Websites
 from nos_ec.gateway.server.accepting import SharingServer
 from nos_ec.gateway.server.app import App, AppOptions
 from nos_ec.gateway.server.certificate import Certificate
@@ -88,6 +89,7 @@ def make_service(
         BucketDocuments(metadata, access, clock),
         bucket_encryption(encryption),
         bucket_notifications(settings.topics),
+        Websites(access, objects, settings.website_domain_names),
         Cors(access),
         PostForms(access, objects, clock),
         SecurityTokens(access, clock),
@@ -132,7 +134,7 @@ class GatewayServer(WebServer):
         self.certificate = certificate
         self._workers = Workers(settings.threads, "s3")
         self._upload_workers = Workers(settings.threads, "s3-upload")
-        self._probes = Probes(health, settings.domain_names, proxies)
+        self._probes = Probes(health, [*settings.domain_names, *settings.website_domain_names], proxies)
         super().__init__(
             App(service, self._workers, self._upload_workers, new_id, options, self.counters, self._probes),
             "s3",

@@ -32,6 +32,7 @@ from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, apply_poli
 from nos_ec.gateway.operations.post_forms import PostForms
 from nos_ec.gateway.operations.renames import RenameOperations
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
+from nos_ec.gateway.operations.websites import WEBSITE, Websites
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
 from nos_ec.s3.answers import error_answer
@@ -73,6 +74,7 @@ class Service:
         documents: BucketDocuments,
         encryption: DocumentType,
         notifications: DocumentType,
+        websites: Websites,
         cors: Cors,
         forms: PostForms,
         tokens: SecurityTokens,
@@ -84,6 +86,7 @@ class Service:
         self.objects = objects
         self._region = region
         self._cors = cors
+        self._websites = websites
         self._forms = forms
         self._tokens = tokens
         self._clock = clock
@@ -122,6 +125,9 @@ class Service:
             "DeleteBucketEncryption": partial(documents.delete, encryption),
             "GetBucketNotificationConfiguration": partial(documents.get, notifications),
             "PutBucketNotificationConfiguration": partial(documents.put, notifications),
+            "GetBucketWebsite": partial(documents.get, WEBSITE),
+            "PutBucketWebsite": partial(documents.put, WEBSITE),
+            "DeleteBucketWebsite": partial(documents.delete, WEBSITE),
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,
@@ -182,7 +188,9 @@ class Service:
     def _allow_origin(self, request: Request, reply: Reply) -> None:
         """Add the CORS headers, also to a refusal, so that the web page can read it."""
         with suppress(S3Error, NosError):  # leave the answer as it is; a browser then hides it from the page
-            bucket, _ = addressed(request.raw_path, request.header("host"), self._domains)
+            bucket = self._websites.bucket_of(request)
+            if bucket is None:
+                bucket, _ = addressed(request.raw_path, request.header("host"), self._domains)
             if bucket is not None:
                 reply.headers.update(self._cors.answer_headers(request, bucket))
 
@@ -191,6 +199,8 @@ class Service:
         return refusal(request, error, record)
 
     def _answer(self, request: Request, source: Source, record: Record) -> Reply:
+        if (site := self._websites.bucket_of(request)) is not None:
+            return self._answer_website(request, site, source, record)
         sent, request = request, with_hoisted(request)
         bucket, key = addressed(request.raw_path, request.header("host"), self._domains)
         record.bucket, record.key = bucket or "", key or ""
@@ -223,6 +233,15 @@ class Service:
             return run(call)
         with caused_by(origin):
             return run(call)
+
+    def _answer_website(self, request: Request, bucket: str, source: Source, record: Record) -> Reply:
+        if request.method == PREFLIGHT:
+            return self._cors.preflight(request, bucket)
+        record.bucket, record.key = bucket, unquote(request.raw_path.decode("latin-1"), errors="replace")[1:]
+        record.operation = "HeadObject" if request.method == "HEAD" else "GetObject"
+        reply = self._websites.answer(request, bucket, source, self._clock.now_ms(), record.request_id)
+        record.code = reply.headers.get("x-amz-error-code", "")
+        return reply
 
     def _answer_tokens(self, request: Request, source: Source, record: Record) -> Reply:
         answer = self._tokens.answer(request, source, record.request_id)

@@ -35,10 +35,10 @@ class CannedAcl(StrEnum):
 
 
 class DocumentKind(StrEnum):
-    """The documents that a bucket may have in addition to its row. TAGS, CORS, POLICY and PUBLIC_ACCESS are stored as
-    they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it, VERSIONING as
-    a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`, ENCRYPTION as
-    the name of an algorithm, NOTIFICATION as `core.notifications.configuration` writes it."""
+    """The documents that a bucket may have in addition to its row. TAGS, CORS, POLICY, PUBLIC_ACCESS and WEBSITE are
+    stored as they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it,
+    VERSIONING as a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`, ENCRYPTION
+    as the name of an algorithm, NOTIFICATION as `core.notifications.configuration` writes it."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -51,6 +51,7 @@ class DocumentKind(StrEnum):
     OBJECT_LOCK = "object-lock"
     ENCRYPTION = "encryption"
     NOTIFICATION = "notification"
+    WEBSITE = "website"
 
 
 class KeyState(StrEnum):

@@ -16,7 +16,7 @@ from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.server.cell_services import CellServices
 from nos_ec.gateway.server.http_server import GatewayServer, open_gateway_listener
-from nos_ec.settings import Cell, Settings, load_settings
+from nos_ec.settings import Cell, S3Settings, Settings, load_settings
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, health_of
 
 SMALL = """
@@ -76,16 +76,16 @@ def serving_beside(system: System, folder: Path) -> Iterator[Gateway]:
 
 
 @contextmanager
-def _gateway(cells: Cells, system: System) -> Iterator[Gateway]:
+def _gateway(cells: Cells, system: System, s3: S3Settings = SETTINGS) -> Iterator[Gateway]:
     ids = itertools.count(1)
-    service, listener = CellServices(cells, MASTERS, SETTINGS, perf_counter), open_gateway_listener(SETTINGS)
-    with GatewayServer(service, SETTINGS, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
+    service, listener = CellServices(cells, MASTERS, s3, perf_counter), open_gateway_listener(s3)
+    with GatewayServer(service, s3, lambda: f"{next(ids):016X}", listener, health_of(system)) as server:
         yield Gateway(system, server.url)
 
 
 @contextmanager
-def serving_cells(settings: Settings) -> Iterator[tuple[Cells, Gateway]]:
+def serving_cells(settings: Settings, s3: S3Settings = SETTINGS) -> Iterator[tuple[Cells, Gateway]]:
     """The open cells and a gateway of them, whose accounts are those of the directory."""
-    with open_cells(settings, SystemClock()) as cells, _gateway(cells, cells.directory) as gateway:
+    with open_cells(settings, SystemClock()) as cells, _gateway(cells, cells.directory, s3) as gateway:
         cells._random.seed(SPREADING)
         yield cells, gateway

@@ -78,8 +78,8 @@ def test_what_a_bucket_does_not_have_can_be_deleted_and_not_set(ann: Any) -> Non
     for kind in ("lifecycle", "encryption", "ownership_controls", "replication", "website"):
         getattr(ann, f"delete_bucket_{kind}")(Bucket="photos")
     ann.delete_public_access_block(Bucket="photos")
-    website = {"IndexDocument": {"Suffix": "index.html"}}
-    refused("NotImplemented", 501, ann.put_bucket_website, Bucket="photos", WebsiteConfiguration=website)
+    replication = {"Role": "r", "Rules": [{"Status": "Enabled", "Destination": {"Bucket": "arn:aws:s3:::other"}}]}
+    refused("NotImplemented", 501, ann.put_bucket_replication, Bucket="photos", ReplicationConfiguration=replication)
 
 
 def test_a_configuration_may_be_set_to_what_it_is(gateway: Gateway, ann: Any) -> None:

@@ -300,6 +300,13 @@ def test_the_metadata_url_is_in_one_place(file: Path) -> None:
     assert problem.text == f"{file}: store.metadata_url_file: store.metadata_url is also set; remove one of them"
 
 
+def test_websites_have_domains_of_their_own(file: Path) -> None:
+    file.write_text("[s3]\ndomains = 'a.example, B.example'\nwebsite_domains = 'web.example, b.example'\n")
+    (problem,) = check_settings(file, {})
+    assert problem.setting == "s3.website_domains"
+    assert "b.example is also one of s3.domains" in problem.text
+
+
 def test_every_problem_is_named_with_its_place(file: Path) -> None:
     file.write_text(
         "stray = 1\nput = 3\n[consumer]\nlanes = 0\nlane = 2\npolicy = 'worst'\nwindow_objects = true\n"

@@ -1,0 +1,182 @@
+"""Buckets as websites: pages, redirects and errors, on hosts of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nos_ec.composition.wiring import System
+from tests.service.s3.cell_stores import new_cells, serving_cells
+from tests.service.s3.s3_gateway import SETTINGS, Gateway, refused, serving
+
+B = {"Bucket": "photos"}
+HOST = "photos.web.example.com"
+CONFIGURATION = {"IndexDocument": {"Suffix": "index.html"}, "ErrorDocument": {"Key": "error.html"}}
+
+WITH_WEBSITES = SETTINGS.model_copy(update={"website_domains": "web.example.com"})
+
+
+@pytest.fixture
+def gateway(system: System) -> Iterator[Gateway]:
+    with serving(system, WITH_WEBSITES) as running:
+        yield running
+
+
+@pytest.fixture
+def ann(gateway: Gateway) -> Any:
+    """The owner of a website that everybody may read, and list."""
+    client = gateway.client("ann")
+    client.create_bucket(**B)
+    client.put_bucket_website(**B, WebsiteConfiguration=CONFIGURATION)
+    allow(client, ["s3:GetObject", "s3:ListBucket"])
+    for key in ("index.html", "blog/index.html", "page.html"):
+        client.put_object(**B, Key=key, Body=key.encode(), ContentType="text/html")
+    client.put_object(**B, Key="error.html", Body=b"sorry", ContentType="text/html; charset=x")
+    return client
+
+
+def allow(client: Any, actions: list[str]) -> None:
+    statements = [
+        {"Effect": "Allow", "Principal": "*", "Action": action, "Resource": "arn:aws:s3:::photos" + on}
+        for action, on in (("s3:GetObject", "/*"), ("s3:ListBucket", ""))
+        if action in actions
+    ]
+    client.put_bucket_policy(**B, Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
+
+
+def get(gateway: Gateway, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    return gateway.raw(method, path, None, **{"Host": HOST, **headers})
+
+
+def test_the_configuration_of_a_bucket(gateway: Gateway) -> None:
+    ann = gateway.client("ann")
+    ann.create_bucket(**B)
+    refused("NoSuchWebsiteConfiguration", 404, ann.get_bucket_website, **B)
+    assert get(gateway, "/")[0] == 404
+    whole = CONFIGURATION | {"RoutingRules": [{"Redirect": {"HostName": "a.b"}}]}
+    ann.put_bucket_website(**B, WebsiteConfiguration=whole)
+    found = ann.get_bucket_website(**B)
+    assert {name: found[name] for name in whole} == whole
+    refused("AccessDenied", 403, gateway.client("bob").get_bucket_website, **B)
+    refused("InvalidArgument", 400, ann.put_bucket_website, **B, WebsiteConfiguration={})
+    ann.delete_bucket_website(**B)
+    refused("NoSuchWebsiteConfiguration", 404, ann.get_bucket_website, **B)
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/", "index.html"),
+        ("/blog/", "blog/index.html"),
+        ("/page.html?acl&versionId=x&response-content-type=a", "page.html"),
+    ],
+)
+def test_pages(gateway: Gateway, ann: Any, path: str, key: str) -> None:
+    status, body, headers = get(gateway, path)
+    assert (status, body, headers["content-type"]) == (200, key.encode(), "text/html")
+    status, body, headers = get(gateway, path, "HEAD")
+    assert (status, body, headers["content-length"]) == (200, b"", str(len(key)))
+    assert get(gateway, path, If_None_Match=headers["etag"])[0] == 304
+    assert get(gateway, path, Range="bytes=0-1")[:2] == (206, key[:2].encode())
+
+
+def test_a_folder_without_a_slash_is_redirected(gateway: Gateway, ann: Any) -> None:
+    status, _, headers = get(gateway, "/blog")
+    assert (status, headers["location"]) == (302, "/blog/")
+    ann.put_object(**B, Key="/evil.example/index.html", Body=b"x")
+    assert get(gateway, "//evil.example")[0] == 404
+
+
+def test_errors(gateway: Gateway, ann: Any) -> None:
+    status, body, headers = get(gateway, "/nothing", Range="bytes=0-1", If_None_Match="*")
+    assert (status, body, headers["content-type"]) == (404, b"sorry", "text/html; charset=x")
+    assert headers["x-amz-error-code"] == "NoSuchKey"
+    assert get(gateway, "/nothing", "HEAD")[:2] == (404, b"")
+    ann.delete_object(**B, Key="error.html")
+    status, body, headers = get(gateway, "/%3Cb%3E")
+    assert (status, headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert b"<li>Key: &lt;b&gt;</li>" in body
+    assert b"Custom Error Document" in body
+    for method in ("PUT", "POST", "DELETE"):
+        assert get(gateway, "/page.html", method)[0] == 405
+    assert gateway.raw("GET", "/", None, Host="none.web.example.com")[0] == 404
+    assert ann.get_object(**B, Key="page.html")["Body"].read() == b"page.html"
+
+
+def test_only_what_everybody_may_read_is_served(gateway: Gateway, ann: Any) -> None:
+    allow(ann, ["s3:GetObject"])
+    assert get(gateway, "/nothing")[0] == 403, "who may not list does not learn which keys exist"
+    ann.delete_bucket_policy(**B)
+    assert get(gateway, "/page.html")[0] == 403
+    ann.put_object_acl(**B, Key="page.html", ACL="public-read")
+    assert get(gateway, "/page.html")[:2] == (200, b"page.html")
+
+
+def test_redirects(gateway: Gateway, ann: Any) -> None:
+    rules = [
+        {"Condition": {"KeyPrefixEquals": "docs/"}, "Redirect": {"ReplaceKeyPrefixWith": "documents/"}},
+        {
+            "Condition": {"HttpErrorCodeReturnedEquals": "404", "KeyPrefixEquals": "old"},
+            "Redirect": {"HostName": "a.b", "Protocol": "https", "HttpRedirectCode": "307", "ReplaceKeyWith": "x"},
+        },
+    ]
+    ann.put_bucket_website(**B, WebsiteConfiguration=CONFIGURATION | {"RoutingRules": rules})
+    status, _, headers = get(gateway, "/docs/a%20b")
+    assert (status, headers["location"]) == (301, f"http://{HOST}/documents/a%20b")
+    status, _, headers = get(gateway, "/older")
+    assert (status, headers["location"]) == (307, "https://a.b/x")
+    ann.put_object(**B, Key="older", Body=b"there")
+    assert get(gateway, "/older")[:2] == (200, b"there")
+    everything = {"RedirectAllRequestsTo": {"HostName": "c.d"}}
+    ann.put_bucket_website(**B, WebsiteConfiguration=everything)
+    status, _, headers = get(gateway, "/page.html")
+    assert (status, headers["location"]) == (301, "http://c.d/page.html")
+
+
+def test_an_object_may_redirect(gateway: Gateway, ann: Any) -> None:
+    there = {"WebsiteRedirectLocation": "/page.html"}
+    ann.put_object(**B, Key="moved", Body=b"x", **there)
+    assert ann.head_object(**B, Key="moved")["WebsiteRedirectLocation"] == "/page.html"
+    assert ann.get_object(**B, Key="moved")["Body"].read() == b"x"
+    status, body, headers = get(gateway, "/moved")
+    assert (status, body, headers["location"]) == (301, b"", "/page.html")
+    refused("InvalidRedirectLocation", 400, ann.put_object, **B, Key="bad", WebsiteRedirectLocation="page")
+    ann.copy_object(**B, Key="copy", CopySource="photos/moved")
+    assert "WebsiteRedirectLocation" not in ann.head_object(**B, Key="copy")
+    ann.copy_object(**B, Key="copy", CopySource="photos/copy", **there)
+    assert ann.head_object(**B, Key="copy")["WebsiteRedirectLocation"] == "/page.html"
+
+
+def test_cross_origin_requests(gateway: Gateway, ann: Any) -> None:
+    rule = {"AllowedOrigins": ["http://a.example"], "AllowedMethods": ["GET"]}
+    ann.put_bucket_cors(**B, CORSConfiguration={"CORSRules": [rule]})
+    asked = {"Origin": "http://a.example", "Access_Control_Request_Method": "GET"}
+    for method in ("GET", "OPTIONS"):
+        status, _, headers = get(gateway, "/page.html", method, **asked)
+        assert (status, headers["access-control-allow-origin"]) == (200, "http://a.example")
+
+
+def test_websites_of_several_cells(tmp_path: Path) -> None:
+    with serving_cells(new_cells(tmp_path, a=1, b=1, c=2), WITH_WEBSITES) as (cells, gateway):
+        ann = gateway.client("ann")
+        for name in (f"site-{number}" for number in range(6)):
+            ann.create_bucket(Bucket=name)
+            ann.put_bucket_website(Bucket=name, WebsiteConfiguration=CONFIGURATION)
+            ann.put_object(Bucket=name, Key="index.html", Body=name.encode(), ACL="public-read")
+            assert gateway.raw("GET", "/", None, Host=f"{name}.web.example.com")[:2] == (200, name.encode())
+        rows = cells.directory.metadata.directory_page("", 100)
+        assert len({row.home for row in rows}) > 1
+
+
+def test_without_domains_no_host_is_a_website(system: System) -> None:
+    with serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(**B)
+        ann.put_bucket_website(**B, WebsiteConfiguration=CONFIGURATION)
+        ann.put_object(**B, Key="index.html", Body=b"x", ACL="public-read")
+        assert get(gateway, "/photos/index.html")[:2] == (200, b"x")
+        assert get(gateway, "/photos/")[2]["content-type"] == "application/xml"
