@@ -13,11 +13,15 @@ Manifest, little-endian:
         12    16  the id of the upload
         28        for each part, in order: number (2), size in bytes (8), CRC32C (4)
 
+If the parts are encrypted, the magic is b"NOSECMP2", and the check of its envelope (core.encryption, 16) follows the
+CRC32C of each part. So the object, which authenticates its manifest, has exactly these parts.
+
 The limits are those of S3 ("Amazon S3 multipart upload limits" in its user guide).
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from bisect import bisect_right
@@ -27,6 +31,7 @@ from itertools import accumulate
 from typing import NewType
 
 from nos_ec.core.attributes import decode_attributes, encode_attributes
+from nos_ec.core.encryption.envelope import ENVELOPE_ATTRIBUTE, PARTS, TAG_BYTES, Envelope, plain_size
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, ObjectKey
 
@@ -41,15 +46,16 @@ RESERVED_ATTRIBUTES = "nos_ec:"
 """Prefix of the names of attributes that belong to the store."""
 _COMPOSITION = "nos_ec:parts"
 _ID = re.compile("[0-9a-f]{32}")
-_MAGIC = b"NOSECMP1"
+_MAGIC, _MAGIC_OF_ENCRYPTED = b"NOSECMP1", b"NOSECMP2"
 _HEAD = struct.Struct("<8sI16s")
 _PART = struct.Struct("<HQI")
+_ENCRYPTED_PART = struct.Struct(f"<HQI{TAG_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The composition of an object, as in its row: the upload, the size and CRC32C of the bytes of all parts, the
-    number of parts, and the MD5 of their MD5s, from which S3 makes the ETag."""
+    """The composition of an object, as in its row: the upload, the size and CRC32C of the stored bytes of all parts,
+    the number of parts, and the MD5 of the MD5s of their stored bytes, from which S3 makes the ETag of a plain one."""
 
     upload_id: UploadId
     size: int
@@ -60,29 +66,53 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class ManifestPart:
-    """A part: its number, 1 to PARTS_MAX, as in its name, its size in bytes and its CRC32C."""
+    """A part: its number, 1 to PARTS_MAX, as in its name, its stored size in bytes and its CRC32C. `check` is that of
+    its envelope; empty if it is not encrypted."""
 
     number: int
     size: int
     crc32c: int
+    check: bytes = b""
+
+    @property
+    def users_size(self) -> int:
+        """Return the number of bytes that users see. Raise Corrupt if an encrypted part cannot have its size."""
+        return plain_size(self.size) if self.check else self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The parts of an object, in ascending order of their numbers."""
+    """The parts of an object, in ascending order of their numbers. Raises Corrupt if only some of them are
+    encrypted, or if encrypted ones cannot have their sizes."""
 
     upload_id: UploadId
     parts: Sequence[ManifestPart]
     starts: Sequence[int] = field(init=False, compare=False, repr=False)
-    """Where each part begins in the object, followed by the size of the object."""
+    """Where each part begins in the object, as users see it, followed by the size of the object."""
+    digest: bytes = field(init=False, compare=False, repr=False)
+    """The SHA-256 of the bytes of the manifest, if the parts are encrypted."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "starts", list(accumulate((part.size for part in self.parts), initial=0)))
+        if len({bool(part.check) for part in self.parts}) > 1:
+            raise Corrupt("manifest: some of its parts are encrypted, and others are not")
+        object.__setattr__(self, "starts", list(accumulate((part.users_size for part in self.parts), initial=0)))
+        digest = hashlib.sha256(encode_manifest(self)).digest() if self.is_encrypted else b""
+        object.__setattr__(self, "digest", digest)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Return whether the parts are encrypted: all of them, or none."""
+        return bool(self.parts[0].check)
 
     @property
     def size(self) -> int:
-        """Return the bytes of the object."""
+        """Return the bytes of the object, as users see it."""
         return self.starts[-1]
+
+    @property
+    def stored_size(self) -> int:
+        """Return the bytes in which all parts are stored."""
+        return sum(part.size for part in self.parts)
 
     def index_at(self, offset: int) -> int:
         """Return the index of the part with the byte at `offset`, which must be below `size`."""
@@ -130,7 +160,11 @@ def upload_of_part(key: ObjectKey) -> UploadId | None:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest (format above)."""
-    head = _HEAD.pack(_MAGIC, len(manifest.parts), manifest.upload_id)
+    magic = _MAGIC_OF_ENCRYPTED if manifest.is_encrypted else _MAGIC
+    head = _HEAD.pack(magic, len(manifest.parts), manifest.upload_id)
+    if manifest.is_encrypted:
+        pack = _ENCRYPTED_PART.pack
+        return head + b"".join([pack(part.number, part.size, part.crc32c, part.check) for part in manifest.parts])
     return head + b"".join([_PART.pack(part.number, part.size, part.crc32c) for part in manifest.parts])
 
 
@@ -139,9 +173,10 @@ def decode_manifest(data: bytes) -> Manifest:
     if len(data) < _HEAD.size:
         raise Corrupt(f"manifest: {len(data)} bytes")
     magic, count, upload_id = _HEAD.unpack_from(data)
-    if magic != _MAGIC or not 1 <= count <= PARTS_MAX or len(data) != _HEAD.size + count * _PART.size:
+    form = {_MAGIC: _PART, _MAGIC_OF_ENCRYPTED: _ENCRYPTED_PART}.get(magic)
+    if form is None or not 1 <= count <= PARTS_MAX or len(data) != _HEAD.size + count * form.size:
         raise Corrupt("manifest: not of this format, or cut short")
-    parts = [ManifestPart(*fields) for fields in _PART.iter_unpack(data[_HEAD.size :])]
+    parts = [ManifestPart(*fields) for fields in form.iter_unpack(data[_HEAD.size :])]
     numbers = [part.number for part in parts]
     if numbers != sorted(set(numbers)) or not 1 <= numbers[0] <= numbers[-1] <= PARTS_MAX:
         raise Corrupt("manifest: parts are out of order")
@@ -182,8 +217,11 @@ def composition_of(attributes: bytes) -> Composition | None:
     return found
 
 
-def require_space(attributes: Mapping[str, str]) -> None:
-    """Raise InvalidInput if an object could not have these attributes in addition to those of any composition."""
+def require_space(attributes: Mapping[str, str], *, encrypted: bool = False) -> None:
+    """Raise InvalidInput if an object could not have these attributes in addition to those of any composition, and to
+    an envelope if it is `encrypted`."""
+    if encrypted:
+        attributes = {**attributes, ENVELOPE_ATTRIBUTE: Envelope(PARTS, 1, bytes(16), bytes(16), bytes(16)).encode()}
     composed(attributes, Composition(UploadId(bytes(16)), 2**63 - 1, 0, PARTS_MAX, bytes(16)))
 
 

@@ -133,7 +133,7 @@ def parse_prefix(text: str) -> tuple[str, str]:
 
 def _part_sizes(store: Store, row: ObjectRow) -> list[int]:
     manifest = store.manifest(row)
-    return [] if manifest is None else [part.size for part in manifest.parts]
+    return [] if manifest is None else [part.users_size for part in manifest.parts]
 
 
 def _write(store: Store, key: ObjectKey, target: TargetFolder, name: str) -> int:

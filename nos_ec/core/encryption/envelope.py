@@ -5,14 +5,18 @@ in the name record in its block or in the label of its landing copy. As text in 
 bytes. Decoded, little-endian:
 
     offset  size  content
-         0     1  format: 1: the bytes are one segment; 2: they are segments of SEGMENT_BYTES
+         0     1  format: 1: the bytes are one segment; 2: they are segments of SEGMENT_BYTES; 3: the object is composed
+              of encrypted parts (core.parts)
          1     2  number of the key of the store, from 1
          3    16  salt, random
-        19    16  format 1: the tag of AES-256-GCM; format 2: a MAC of the envelope, which commits to the key
-        35    16  MD5 of the plain bytes, masked
+        19    16  format 1: the tag of AES-256-GCM; format 2: a MAC of the envelope, which commits to the key; format 3:
+                  a MAC of the envelope and the manifest
+        35    16  MD5 of the plain bytes, or format 3: of the MD5s of the parts, masked
+        51     8  format 3 only: number of plain bytes
 
 The ciphertext of one segment is as long as the plain bytes, so encryption does not change how an object is packed.
-Longer objects are segments, each of which ends with its tag, so that a range can be read alone.
+Longer objects are segments, each of which ends with its tag, so that a range can be read alone. A part is encrypted
+like any other object, and has an envelope of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from nos_ec.core.attributes import decode_attributes, encode_attributes
 from nos_ec.core.errors import Corrupt
 
 ENVELOPE_ATTRIBUTE = "nos_ec:sse"
-ONE_SEGMENT, SEGMENTS = 1, 2
+ONE_SEGMENT, SEGMENTS, PARTS = 1, 2, 3
 ONE_SEGMENT_BYTES_MAX = 128 << 10
 """The largest object that is one segment: as much as the largest object of one chunk that is common."""
 SEGMENT_BYTES = 16 << 10
@@ -34,22 +38,26 @@ SALT_BYTES = TAG_BYTES = 16
 PLAIN_SEGMENT_BYTES = SEGMENT_BYTES - TAG_BYTES
 KEY_NUMBER_MAX = 2**16 - 1
 _FORM = struct.Struct("<BH16s16s16s")
+_SIZE = struct.Struct("<Q")
 _NAME = ENVELOPE_ATTRIBUTE.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields of an envelope, in the order of the format. `check` is the tag, or the MAC."""
+    """The fields of an envelope, in the order of the format. `check` is the tag, or the MAC. Only PARTS has `size`."""
 
     format: int
     number: int
     salt: bytes
     check: bytes
     md5: bytes
+    size: int = 0
 
     def encode(self) -> str:
         """Return the value of the attribute."""
         data = _FORM.pack(self.format, self.number, self.salt, self.check, self.md5)
+        if self.format == PARTS:
+            data += _SIZE.pack(self.size)
         return base64.b85encode(data).decode()
 
     def plain_size(self, stored: int) -> int:
@@ -57,19 +65,33 @@ class Envelope:
         have that size."""
         if self.format == ONE_SEGMENT:
             return stored
-        whole, rest = divmod(stored, SEGMENT_BYTES)
-        if not whole or 0 < rest <= TAG_BYTES:
-            raise Corrupt(f"{stored} bytes are not whole encrypted segments")
-        return stored - (whole + (rest > 0)) * TAG_BYTES
+        if self.format == PARTS:
+            return self.size
+        return _plain_size_of_segments(stored)
+
+
+def plain_size(stored: int) -> int:
+    """Return the number of plain bytes of an object, not composed of parts, that is stored in `stored` encrypted bytes,
+    like `Envelope.plain_size` without its envelope. Raise Corrupt."""
+    return stored if stored <= ONE_SEGMENT_BYTES_MAX else _plain_size_of_segments(stored)
+
+
+def _plain_size_of_segments(stored: int) -> int:
+    whole, rest = divmod(stored, SEGMENT_BYTES)
+    if not whole or 0 < rest <= TAG_BYTES:
+        raise Corrupt(f"{stored} bytes are not whole encrypted segments")
+    return stored - (whole + (rest > 0)) * TAG_BYTES
 
 
 def decode_envelope(text: str) -> Envelope:
     """Return the envelope that `Envelope.encode` encoded. Raise Corrupt, and nothing else, for any other text."""
     try:
-        found = Envelope(*_FORM.unpack(base64.b85decode(text)))
+        data = base64.b85decode(text)
+        size = _SIZE.unpack(data[_FORM.size :]) if data[:1] == bytes([PARTS]) else ()
+        found = Envelope(*_FORM.unpack(data[: _FORM.size] if size else data), *size)
     except (ValueError, struct.error):
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}") from None
-    if found.format not in (ONE_SEGMENT, SEGMENTS) or not found.number or found.encode() != text:
+    if found.format not in (ONE_SEGMENT, SEGMENTS, PARTS) or not found.number or found.encode() != text:
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}")
     return found
 

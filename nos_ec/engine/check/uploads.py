@@ -17,7 +17,7 @@ from nos_ec.core.parts import (
     upload_of_part,
 )
 from nos_ec.engine.expiry.noncurrent import noncurrent_of
-from nos_ec.engine.objects.composed import manifest_in
+from nos_ec.engine.objects.composed import manifest_in, part_of
 from nos_ec.engine.packable import combine_crc32c
 from nos_ec.engine.texts import count_text
 from nos_ec.ports.block_store import BlockStore
@@ -130,8 +130,15 @@ def _there(row: ObjectRow, composition: Composition, metadata: Metadata) -> list
     after, prefix = "", parts_prefix(composition.upload_id)
     while page := metadata.list_objects(parts_bucket(row.key.bucket), prefix, after, PAGE_PARTS):
         after = page[-1].key.name
-        found += [ManifestPart(part_number(part.key), part.size, part.crc32c) for part in page]
+        found += map(_part_of, page)
     return found
+
+
+def _part_of(row: ObjectRow) -> ManifestPart:
+    try:
+        return part_of(row)
+    except Corrupt:  # it differs from any part of a manifest of encrypted ones
+        return ManifestPart(part_number(row.key), row.size, row.crc32c)
 
 
 def _joined(parts: Iterable[ManifestPart]) -> int:

@@ -10,7 +10,9 @@ Misuse-Resistance", 2015). No two encryptions share a key, so nonces need not be
 
 AES-GCM does not commit to its key: some ciphertexts can be decrypted with two keys. Therefore the envelope of an object
 in segments has a MAC, which only the right key can have made. It covers the MD5, too, as the tag of a single segment
-does.
+does. The parts of an upload are encrypted one by one, each with a salt of its own. The MAC of the object that is
+composed of them covers its manifest, which has the check of each part, so a part that is exchanged, replaced by an
+older one or by plain bytes, or left out, is noticed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -28,6 +31,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from nos_ec.core.encryption.envelope import (
     ONE_SEGMENT,
     ONE_SEGMENT_BYTES_MAX,
+    PARTS,
     PLAIN_SEGMENT_BYTES,
     SALT_BYTES,
     SEGMENT_BYTES,
@@ -37,6 +41,7 @@ from nos_ec.core.encryption.envelope import (
 )
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import Manifest
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
 
 KEY_BYTES = 32
@@ -46,6 +51,7 @@ _BATCH = 64
 """Segments that are encrypted or decrypted together: fewer calls, and no more than a MiB in memory."""
 _NONCE = struct.Struct(">3xQ?")
 _INFO = struct.Struct("<BHH")
+_SIZE = struct.Struct("<Q")
 _WHOLE_NONCE = bytes(12)
 ReadStored = Callable[[int, int], Iterator[bytes]]
 """Reads stored bytes: (first byte, length)."""
@@ -69,7 +75,8 @@ class ObjectCipher:
     @classmethod
     def of(cls, store_key: bytes, envelope: Envelope, key: ObjectKey) -> ObjectCipher:
         """Return the cipher of a stored object. Raises Corrupt if its envelope was changed, or belongs to another
-        object or key; for an object of one segment only decrypting it shows that."""
+        object or key; for an object of one segment only decrypting it shows that, and for a composed one
+        `require_manifest`."""
         cipher = cls(store_key, envelope.format, envelope.number, envelope.salt, key)
         if envelope.format == SEGMENTS and not hmac.compare_digest(cipher._mac(envelope.md5), envelope.check):
             raise cipher._corrupt("its envelope")
@@ -108,7 +115,18 @@ class ObjectCipher:
         masked = self.masked("ETag", md5)
         return Envelope(SEGMENTS, self._number, self._salt, self._mac(masked), masked)
 
+    def envelope_of_parts(self, md5: bytes, manifest: Manifest) -> Envelope:
+        """Return the envelope of an object that is composed of encrypted parts. `md5`: of the MD5s of its parts."""
+        found = Envelope(PARTS, self._number, self._salt, b"", self.masked("ETag", md5), manifest.size)
+        return replace(found, check=self._mac_of_parts(found, manifest))
+
     # --- decrypting -------------------------------------------------------------------------------
+    def require_manifest(self, envelope: Envelope, manifest: Manifest) -> None:
+        """Raise Corrupt unless the object of this envelope was composed of the parts in the manifest."""
+        is_right = hmac.compare_digest(self._mac_of_parts(envelope, manifest), envelope.check)
+        if not is_right or envelope.size != manifest.size:
+            raise self._corrupt("its envelope, or the list of its parts,")
+
     def decrypt_whole(self, stored: bytes, envelope: Envelope) -> bytes:
         """Return the plain bytes of an object in one segment. Raises Corrupt if anything was changed."""
         try:
@@ -146,6 +164,10 @@ class ObjectCipher:
 
     def _mac(self, masked_md5: bytes) -> bytes:
         return hmac.digest(self._mac_key, b"envelope" + masked_md5, "sha256")[:TAG_BYTES]
+
+    def _mac_of_parts(self, envelope: Envelope, manifest: Manifest) -> bytes:
+        covered = b"parts" + envelope.md5 + _SIZE.pack(envelope.size) + manifest.digest
+        return hmac.digest(self._mac_key, covered, "sha256")[:TAG_BYTES]
 
     def _corrupt(self, what: str) -> Corrupt:
         return Corrupt(f"{self._key}: {what} was changed, or belongs to another object or key", key=self._key)

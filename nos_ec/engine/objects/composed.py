@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
-from nos_ec.core.parts import Composition, Manifest, ManifestPart, decode_manifest, part_key
+from nos_ec.core.parts import Composition, Manifest, ManifestPart, decode_manifest, part_key, part_number
 from nos_ec.ports.metadata import ObjectRow
 
 MANIFEST_PARTS_MAX = 50_000
@@ -54,8 +54,8 @@ def manifest_in(data: bytes, row: ObjectRow, composition: Composition) -> Manife
         manifest = decode_manifest(data)
     except Corrupt as error:
         raise Corrupt(f"{row.key} v{row.version}: {error}", key=row.key) from error
-    expected = (composition.upload_id, composition.size, composition.parts)
-    if expected != (manifest.upload_id, manifest.size, len(manifest.parts)):
+    expected = (composition.upload_id, composition.size, composition.parts, row.envelope is not None)
+    if expected != (manifest.upload_id, manifest.stored_size, len(manifest.parts), manifest.is_encrypted):
         raise Corrupt(f"{row.key} v{row.version}: its manifest does not match its attributes", key=row.key)
     return manifest
 
@@ -69,20 +69,27 @@ def read_parts(
     read: Callable[[ObjectRow, int, int], Iterator[bytes]],
 ) -> Iterator[bytes]:
     """Yield the bytes [first, end) of a composed object in windows. find: looks up the row of a part. read(row, offset,
-    length): reads bytes of a part. Raises NotFound when a part is gone, Corrupt, Transient."""
+    length): reads bytes of a part, and decrypts them if it is encrypted. Raises NotFound when a part is gone, Corrupt,
+    Transient."""
     at = first
     while at < end:
         index = manifest.index_at(at)
         part, start = manifest.parts[index], manifest.starts[index]
-        stop = min(end, start + part.size)
+        stop = min(end, start + part.users_size)
         found = find(part)
-        if (found.size, found.crc32c) != (part.size, part.crc32c):
+        if part_of(found) != part:
             raise Corrupt(f"{row.key} v{row.version}: part {part.number} is not the one in the manifest", key=row.key)
         try:
             yield from read(found, at - start, stop - at)
         except Conflict:
             raise NotFound(f"{row.key} v{row.version}: part {part.number} is gone", key=row.key) from None
         at = stop
+
+
+def part_of(row: ObjectRow) -> ManifestPart:
+    """Return the entry of a manifest that describes this part. Raises Corrupt if its envelope is damaged."""
+    envelope = row.envelope
+    return ManifestPart(part_number(row.key), row.size, row.crc32c, b"" if envelope is None else envelope.check)
 
 
 def row_of_part(row: ObjectRow, manifest: Manifest, part: ManifestPart, get: Callable[..., ObjectRow]) -> ObjectRow:

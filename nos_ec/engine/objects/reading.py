@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -26,6 +27,10 @@ from nos_ec.ports.metadata import LandingQueue, ObjectRow, Objects, Outbox, Vers
 
 _TO_THE_END = 2**63 - 1
 """A length beyond the end of any object."""
+ReadPart = Callable[[ObjectRow, int, int], Iterator[bytes]]
+"""Reads bytes of a part: (row, first byte, length)."""
+DecryptPart = Callable[[ObjectRow, int, int, Callable[[int, int], Iterator[bytes]]], Iterator[bytes]]
+"""Decrypts bytes of a part, given what reads its stored bytes: (row, first plain byte, length, read)."""
 READ_TRIES = 10
 """Each further try means that the object was packed, collected or overwritten during the previous one."""
 
@@ -110,6 +115,22 @@ class ObjectReads:
         whole = offset == 0 and length == row.size
         return self._read_version(row, offset, None if whole else length, as_stored=True)
 
+    def open_parts(
+        self, row: ObjectRow, manifest: Manifest, offset: int, length: int, decrypt: DecryptPart
+    ) -> Iterator[bytes]:
+        """Like `open_version`, for the plain bytes of an encrypted version that is composed of the parts in its
+        manifest. The caller has authenticated the manifest; `decrypt` returns bytes of a part."""
+
+        def read(part: ObjectRow, first: int, count: int) -> Iterator[bytes]:
+            return decrypt(part, first, count, partial(self._read_part, part))
+
+        try:
+            return self._read_composed(row, manifest, offset, min(manifest.size, offset + length), read)
+        except NotFound as error:
+            if self._is_there(row):
+                raise Corrupt(str(error), key=row.key) from error
+            raise _gone(row) from error
+
     def _read_version(
         self, row: ObjectRow, offset: int, length: int | None, *, as_stored: bool = False
     ) -> Iterator[bytes]:
@@ -184,9 +205,9 @@ class ObjectReads:
         """
         for _ in range(READ_TRIES):
             composition = row.composition
+            if not as_stored:
+                _refuse_encrypted(row)
             if composition is None:
-                if not as_stored:
-                    _refuse_encrypted(row)
                 opened = self._read_own(row, offset, length)
                 if opened.row.composition is None:
                     if not as_stored:
@@ -195,7 +216,9 @@ class ObjectReads:
                 row = opened.row  # it was overwritten meanwhile by a composed object
                 continue
             try:
-                return Opened(row, self._read_composed(row, composition, offset, length))
+                manifest = self._manifest(row, composition)
+                end = manifest.size if length is None else min(manifest.size, offset + length)
+                return Opened(row, self._read_composed(row, manifest, offset, end, self._read_part))
             except NotFound as error:
                 seen, row = row, self._resolve_again(row)
                 if _is_same(row, seen):
@@ -204,19 +227,10 @@ class ObjectReads:
 
     # --- composed objects -----------------------------------------------------------------------------
     def _read_composed(
-        self, row: ObjectRow, composition: Composition, offset: int, length: int | None
+        self, row: ObjectRow, manifest: Manifest, offset: int, end: int, read: ReadPart
     ) -> Iterator[bytes]:
-        manifest = self._manifest(row, composition)
-        end = composition.size if length is None else min(composition.size, offset + length)
-        windows = read_parts(
-            row,
-            manifest,
-            offset,
-            end,
-            lambda part: row_of_part(row, manifest, part, self._metadata.get),
-            self._read_part,
-        )
-        return self._first_read(row, windows)
+        find = partial(row_of_part, row, manifest, get=self._metadata.get)
+        return self._first_read(row, read_parts(row, manifest, offset, end, find, read))
 
     def _read_part(self, part: ObjectRow, first: int, count: int) -> Iterator[bytes]:
         opened = self._read_own(part, first, None if (first, count) == (0, part.size) else count)

@@ -14,7 +14,7 @@ from threading import Event
 
 from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import Conflict, InvalidInput, Locked, NoSuchUpload, Transient
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, Locked, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.locking.lock import Lock
@@ -22,7 +22,6 @@ from nos_ec.core.parts import (
     PARTS_MAX,
     Composition,
     Manifest,
-    ManifestPart,
     UploadId,
     composed,
     encode_manifest,
@@ -33,6 +32,7 @@ from nos_ec.core.parts import (
     require_space,
 )
 from nos_ec.core.versions import Versioning
+from nos_ec.engine.objects.composed import part_of
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.engine.packable import combine_crc32c
@@ -57,6 +57,9 @@ class StoredPart:
 
 Choose = Callable[[Sequence[StoredPart]], tuple[Sequence[StoredPart], Mapping[str, str]]]
 """Given the stored parts of an upload, returns the parts of its object and the attributes of the object."""
+Seal = Callable[[Manifest, Sequence[StoredPart], Mapping[str, str]], Mapping[str, str]]
+"""Given the manifest of encrypted parts, these parts, and the attributes of their object, returns the attributes with
+the envelope."""
 
 
 class MultipartUploads:
@@ -123,13 +126,15 @@ class MultipartUploads:
         condition: Condition | None = None,
         versioning: Versioning | None = None,
         lock: Lock | None = None,
+        seal: Seal | None = None,
     ) -> ObjectRow:
         """Make one object of the parts, durably, with this lock. choose: given all parts, returns the parts of the
         object, at least one and in ascending order of their numbers, and its attributes; its errors are passed on. It
-        is called again, after a wait, if another part was stored meanwhile. The other parts are deleted.
+        is called again, after a wait, if another part was stored meanwhile. The other parts are deleted. seal: adds the
+        envelope, if the parts are encrypted, as all or none must be.
 
         Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), InvalidInput (too many
-        attributes), NoSpace, Transient.
+        attributes), Corrupt (a part is damaged, or encrypted otherwise than the upload), NoSpace, Transient.
         """
         for tries in range(COMPLETE_TRIES):
             if tries:
@@ -140,6 +145,9 @@ class MultipartUploads:
             chosen, attributes = choose(stored)
             # 2. Store their list as the object, unless another part was stored meanwhile (a Conflict).
             manifest, composition = _composition(current.upload_id, [part.row for part in chosen])
+            if manifest.is_encrypted is (seal is None):
+                raise Corrupt(f"{current.key}: its upload is encrypted, or its parts, but not both; abort the upload")
+            attributes = attributes if seal is None else seal(manifest, chosen, attributes)
             step = CompletionOf(current.upload_id, current.revision)
             request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step, lock)
             try:
@@ -195,12 +203,12 @@ def part_request(upload: UploadRow, number: int, attributes: bytes = b"") -> Put
 
 
 def _composition(upload_id: UploadId, parts: Sequence[ObjectRow]) -> tuple[Manifest, Composition]:
-    manifest = Manifest(upload_id, [ManifestPart(part_number(row.key), row.size, row.crc32c) for row in parts])
+    manifest = Manifest(upload_id, [part_of(row) for row in parts])
     md5 = hashlib.md5(b"".join([row.md5 for row in parts]), usedforsecurity=False).digest()
     crc32c = 0
     for row in parts:
         crc32c = combine_crc32c(crc32c, row.crc32c, row.size)
-    return manifest, Composition(upload_id, manifest.size, crc32c, len(parts), md5)
+    return manifest, Composition(upload_id, manifest.stored_size, crc32c, len(parts), md5)
 
 
 def _missing(upload_id: UploadId, key: ObjectKey) -> NoSuchUpload:

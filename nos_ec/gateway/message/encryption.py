@@ -8,16 +8,19 @@ would confirm guesses of the content, so both are stored masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from nos_ec.core.conditions import MD5_BYTES, Condition
-from nos_ec.core.encryption.envelope import SALT_BYTES, Envelope, envelope_of
+from nos_ec.core.encryption.envelope import ENVELOPE_ATTRIBUTE, PARTS, SALT_BYTES, Envelope, envelope_of
 from nos_ec.core.errors import ConfigError, Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.encryption.ciphers import EncryptedStream, ObjectCipher, decrypted
+from nos_ec.core.parts import Manifest
+from nos_ec.engine.encryption.ciphers import EncryptedStream, ObjectCipher, ReadStored, decrypted
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.gateway.auth.access import BucketAccess
@@ -90,13 +93,29 @@ class Encryption:
             raise Corrupt(f"bucket {access.row.name}: its encryption configuration cannot be read; put it again")
         return method
 
-    def refuse_upload(self, call: Call) -> None:
-        """Raise NotImplemented if the parts of an upload would have to be encrypted."""
-        if self.wanted(call) is not None:
+    def wanted_of_upload(self, call: Call) -> str | None:
+        """Return how the parts of a new upload are to be encrypted, like `wanted`, but always with the name of a KMS
+        key, so that all parts have the same. Raises what `wanted` and `require_key` raise."""
+        method = self.wanted(call)
+        if method is None:
+            return None
+        kms_key = self._ring.kms_key(self.require_key(method)[0])
+        return AES256 if kms_key is None else with_kms_key(kms_key)
+
+    def require_method(self, call: Call, method: str | None) -> None:
+        """Raise InvalidRequest if a part asks for another encryption than that of its upload (`method`), or if the
+        bucket has begun to encrypt since a plain upload began, so that no plain bytes are stored silently. Raises
+        what `wanted` raises."""
+        if method is None and self.wanted(call) is not None:
             raise S3Error(
-                "NotImplemented",
-                "Uploads in parts cannot be encrypted. PUT the object in one piece, or use another bucket.",
+                "InvalidRequest",
+                "This upload began without encryption, but now its bucket or its parts ask for it. Abort the upload,"
+                " and begin it again.",
             )
+        algorithm, _, kms_key = (method or "").partition(" ")
+        header = call.request.header
+        if (header(HEADER) or algorithm, header(KMS_KEY_HEADER) or kms_key) != (algorithm, kms_key):
+            raise S3Error("InvalidRequest", "A part is encrypted as its upload is; begin another upload instead.")
 
     def require_key(self, method: str) -> tuple[int, bytes]:
         """Return the key that encrypts new objects with this method (`wanted`), with its number. Raises NotImplemented
@@ -139,7 +158,7 @@ class Encryption:
         version of this id, or the current one for None, is encrypted and has the MD5 in the condition. Raises
         ConfigError, Corrupt if that version cannot be decrypted, InvalidArgument for an id of no
         version, Transient."""
-        is_etag = condition is not None and condition.parts is None and len(condition.md5 or b"") == MD5_BYTES
+        is_etag = condition is not None and len(condition.md5 or b"") == MD5_BYTES
         if condition is None or not is_etag or not self._ring.has_keys():
             return condition
         with suppress(NotFound):
@@ -147,9 +166,25 @@ class Encryption:
                 row: ObjectRow | None = self._store.head(key)
             else:
                 row = self._store.version(key, number_of(version_id)).row
-            if row is not None and row.envelope is not None and self._md5(row, row.envelope) == condition.md5:
-                return replace(condition, md5=row.md5)
+            if row is not None and row.envelope is not None and self.md5_of(row) == condition.md5:
+                return replace(condition, md5=row.tag[0])
         return condition
+
+    def seal_parts(
+        self,
+        method: str,
+        key: ObjectKey,
+        md5s: Sequence[bytes],
+        manifest: Manifest,
+        attributes: Mapping[str, str],
+    ) -> dict[str, str]:
+        """Return the attributes of an object that is composed of encrypted parts, with its envelope, and its checksum
+        encrypted. `md5s` are those of its parts, as clients see them. Raises what `require_key` raises."""
+        number, store_key = self.require_key(method)
+        cipher = ObjectCipher(store_key, PARTS, number, self._random(SALT_BYTES), key)
+        md5 = hashlib.md5(b"".join(md5s), usedforsecurity=False).digest()
+        envelope = cipher.envelope_of_parts(md5, manifest)
+        return masked_checksum(cipher, attributes) | {ENVELOPE_ATTRIBUTE: envelope.encode()}
 
     # --- reading ----------------------------------------------------------------------------------
     def open(self, row: ObjectRow, first: int = 0, length: int | None = None) -> Iterator[bytes]:
@@ -158,22 +193,43 @@ class Encryption:
         envelope = row.envelope if row.attributes else None
         if envelope is None:
             return self._store.open_version(row, first, length)
-        rest = envelope.plain_size(row.size) - first
-        return decrypted(
-            self._cipher(row, envelope),
-            envelope,
-            row.size,
-            first,
-            rest if length is None else min(length, rest),
-            lambda offset, count: self._store.open_ciphertext(row, offset, count),
-        )
+        rest = row.users_size - first
+        count = rest if length is None else min(length, rest)
+        if envelope.format == PARTS:
+            return self._open_parts(row, envelope, first, count)
+        cipher = self._cipher(row, envelope)
+        return decrypted(cipher, envelope, row.size, first, count, partial(self._store.open_ciphertext, row))
+
+    def _open_parts(self, row: ObjectRow, envelope: Envelope, first: int, length: int) -> Iterator[bytes]:
+        manifest = self._store.manifest(row)
+        if manifest is None:
+            raise Corrupt(f"{row.key}: its envelope is of an object that is composed of parts", key=row.key)
+        self._cipher(row, envelope).require_manifest(envelope, manifest)
+        return self._store.open_parts(row, manifest, first, length, self._decrypt_part)
+
+    def _decrypt_part(self, part: ObjectRow, first: int, length: int, read: ReadStored) -> Iterator[bytes]:
+        envelope = part.envelope
+        assert envelope is not None  # the manifest says that it is encrypted
+        return decrypted(self._cipher(part, envelope), envelope, part.size, first, length, read)
 
     def etag_of(self, row: ObjectRow) -> str:
         """Return the ETag of an object, without quotes. Raises ConfigError, Corrupt."""
         if not row.attributes:
             return row.md5.hex()
+        md5, parts = row.tag
         envelope = row.envelope
-        return etag(*row.tag) if envelope is None else self._md5(row, envelope).hex()
+        return etag(md5 if envelope is None else self._md5(row, envelope), parts)
+
+    def md5_of(self, row: ObjectRow) -> bytes:
+        """Return the MD5 in the ETag of an object. Raises ConfigError, Corrupt."""
+        envelope = row.envelope
+        return row.tag[0] if envelope is None else self._md5(row, envelope)
+
+    @staticmethod
+    def md5_of_new(row: ObjectRow, method: str | None, md5: bytes) -> bytes:
+        """Return the MD5 in the ETag of an object that was just encrypted with this method. `md5`: of its plain
+        bytes."""
+        return md5 if method in (None, AES256) else row.md5
 
     def etag_of_listed(self, bucket: str, one: ObjectSummary) -> str:
         """Return the ETag of a listed object, without quotes. One that cannot be decrypted has the MD5 of its
@@ -182,7 +238,8 @@ class Encryption:
             envelope = envelope_of(one.attributes)
             if envelope is not None and self._ring.kms_key(envelope.number) is None:
                 key = ObjectKey(bucket, one.name)
-                return ObjectCipher.of(self._ring.key(envelope.number), envelope, key).md5(envelope).hex()
+                md5 = ObjectCipher.of(self._ring.key(envelope.number), envelope, key).md5(envelope)
+                return etag(md5, one.parts)
         return etag(one.md5, one.parts)
 
     def shown(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
@@ -202,14 +259,11 @@ class Encryption:
 
     def headers_of(self, row: ObjectRow) -> dict[str, str]:
         """Return the headers that say how an object is encrypted; none if it is not. Raises what `method_of` raises."""
-        method = self.method_of(row)
-        if method is None or method == AES256:
-            return {} if method is None else {HEADER: AES256}
-        return {HEADER: KMS, KMS_KEY_HEADER: kms_key_of(method) or "", _BUCKET_KEY_HEADER: "true"}
+        return headers_of_method(self.method_of(row))
 
     def _md5(self, row: ObjectRow, envelope: Envelope) -> bytes:
         if self._ring.kms_key(envelope.number) is not None:
-            return row.md5
+            return row.tag[0]
         return self._cipher(row, envelope).md5(envelope)
 
     def _cipher(self, row: ObjectRow, envelope: Envelope) -> ObjectCipher:
@@ -221,11 +275,19 @@ def masked_checksum(cipher: ObjectCipher, attributes: Mapping[str, str]) -> dict
     understand, stays as it is."""
     found = checksum_of(attributes)
     algorithm = None if found is None else _ALGORITHMS.get(found.algorithm)
-    value = None if found is None or algorithm is None else checksums.decoded(found.value, algorithm.size)
+    text, dash, parts = ("", "", "") if found is None else found.value.partition("-")  # parts: of a composite checksum
+    value = None if algorithm is None else checksums.decoded(text, algorithm.size)
     if algorithm is None or value is None:
         return dict(attributes)
     masked = checksums.in_base64(cipher.masked(algorithm.value, value))
-    return {**attributes, **checksum_attribute(algorithm.value, masked)}
+    return {**attributes, **checksum_attribute(algorithm.value, f"{masked}{dash}{parts}")}
+
+
+def headers_of_method(method: str | None) -> dict[str, str]:
+    """Return the headers that say how an object is encrypted (`Encryption.method_of`); none if it is not."""
+    if method is None or method == AES256:
+        return {} if method is None else {HEADER: AES256}
+    return {HEADER: KMS, KMS_KEY_HEADER: kms_key_of(method) or "", _BUCKET_KEY_HEADER: "true"}
 
 
 def refuse_customers_key(request: Request) -> None:

@@ -137,11 +137,6 @@ def sent_checksum(request: Request) -> dict[str, str]:
     return {} if sent is None else checksum_attribute(sent[0].value, checksums.in_base64(sent[1]))
 
 
-def etag_of(row: ObjectRow) -> str:
-    """Return the ETag of an object, without quotes."""
-    return etag(*row.tag)
-
-
 def etag(md5: bytes, parts: int | None) -> str:
     """Return an ETag, without quotes. `parts` is as in `ObjectRow.tag`."""
     return md5.hex() if parts is None else f"{md5.hex()}-{parts}"

@@ -7,19 +7,21 @@ AbortMultipartUpload of the S3 API reference; "Amazon S3 multipart upload limits
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 from urllib.parse import quote
 
 from nos_ec.core.errors import NotFound
 from nos_ec.core.folders import folder_of
 from nos_ec.core.locking.lock import with_lock
-from nos_ec.core.parts import PARTS_MAX, UploadId
+from nos_ec.core.parts import PARTS_MAX, Manifest, UploadId, require_space
 from nos_ec.engine.objects.store import Store
-from nos_ec.engine.objects.uploads import Choose, MultipartUploads, StoredPart, part_request
+from nos_ec.engine.objects.uploads import Choose, MultipartUploads, Seal, StoredPart, part_request
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, owner_named
-from nos_ec.gateway.message.encryption import Encryption
+from nos_ec.gateway.message.encryption import Encryption, headers_of_method
 from nos_ec.gateway.message.failures import no_such_upload
 from nos_ec.gateway.message.object_headers import (
     CHECKSUM,
@@ -29,13 +31,12 @@ from nos_ec.gateway.message.object_headers import (
     checksum_headers,
     checksum_of,
     encoded,
-    etag_of,
     refuse_unsupported,
     sent_checksum,
 )
 from nos_ec.gateway.message.preconditions import write_condition
 from nos_ec.gateway.message.reply import Reply, empty, xml
-from nos_ec.gateway.message.stored_body import CopiedBody, store_body
+from nos_ec.gateway.message.stored_body import Body, CopiedBody, StoredBody, store_body
 from nos_ec.gateway.message.versions import no_such_key, source_headers, stored_headers
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.lifecycle import abort_headers
@@ -52,10 +53,25 @@ PART_BYTES_MIN = 5 << 20
 UPLOADS_MAX = 1000
 _UPLOAD_CHECKSUM = "s3:upload-checksum"
 """An attribute that only uploads have: algorithm and type of the checksum of the object."""
+_UPLOAD_ENCRYPTION = "s3:upload-encryption"
+"""An attribute that only uploads have: how its parts are encrypted (`Encryption.wanted_of_upload`)."""
 _CHECKSUM_LENGTH_MAX = 128
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
 _LAST_ID = UploadId(b"\xff" * 16)
 _LAST_CHARACTER = "\U0010ffff"
+
+
+class _ShownPart(NamedTuple):
+    """A part as clients see it: the number of its plain bytes, the MD5 in its ETag, and its checksum, if it has one."""
+
+    stored: StoredPart
+    size: int
+    md5: bytes
+    checksum: answers.Checksum | None
+
+    @property
+    def number(self) -> int:
+        return self.stored.number
 
 
 class MultipartOperations:
@@ -82,19 +98,22 @@ class MultipartOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        self._encryption.refuse_upload(call)
+        method = self._encryption.wanted_of_upload(call)
         attributes = attributes_of_call(call)
         kind = request.header("x-amz-checksum-type")
         name = request.header("x-amz-checksum-algorithm")
-        headers = {}
+        headers = headers_of_method(method)
         if name is not None:
             algorithm = checksums.algorithm_named(name)
             wanted = checksums.type_of_upload(algorithm, kind)
             attributes[_UPLOAD_CHECKSUM] = f"{algorithm.value} {wanted.value}"
-            headers = {"x-amz-checksum-algorithm": algorithm.value, "x-amz-checksum-type": wanted.value}
+            headers |= {"x-amz-checksum-algorithm": algorithm.value, "x-amz-checksum-type": wanted.value}
         elif kind is not None:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm.")
+        if method is not None:
+            attributes[_UPLOAD_ENCRYPTION] = method
         encoded(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX})  # the checksum of the object must fit as well
+        require_space(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX}, encrypted=method is not None)
         lock = self._locks.of_headers(call)
         stored = encoded(attributes) if lock is None else with_lock(encoded(attributes), lock)
         row = self._uploads.create(call.object_key, call.account or "", stored)
@@ -106,7 +125,6 @@ class MultipartOperations:
         """Store a part, replacing an earlier one with the same number. It is durable when this returns."""
         call.require(Rights.WRITE)
         refuse_unsupported(call.request)
-        self._encryption.refuse_upload(call)
         number, upload = call.part_number(), self._open(call)
         algorithm, _ = _checksum_of_upload(upload)
         body = CheckedBody(call.request, call.signed, call.source, computed=algorithm)
@@ -116,24 +134,35 @@ class MultipartOperations:
                 f"Checksum Type mismatch occurred, expected checksum Type: {algorithm.value.lower()}, actual checksum"
                 f" Type: {'null' if body.algorithm is None else body.algorithm.value.lower()}",
             )
-        made, attributes, _ = store_body(self._store, part_request(upload, number), body, sent_checksum(call.request))
-        return empty({"etag": f'"{made.md5.hex()}"', **checksum_headers(attributes)})
+        made, headers = self._store_part(call, upload, number, body, sent_checksum(call.request))
+        return empty({"etag": f'"{made.md5.hex()}"', **checksum_headers(made.attributes), **headers})
+
+    def _store_part(
+        self, call: Call, upload: UploadRow, number: int, body: Body, attributes: dict[str, str]
+    ) -> tuple[StoredBody, dict[str, str]]:
+        """Store a part, encrypted as its upload says. Returns it with the MD5 of its ETag, and the headers that say how
+        it is encrypted."""
+        method = attributes_of(upload).get(_UPLOAD_ENCRYPTION)
+        self._encryption.require_method(call, method)
+        encrypt = None if method is None else partial(self._encryption.encrypted, method)
+        made = store_body(self._store, part_request(upload, number), body, attributes, encrypt)
+        md5 = self._encryption.md5_of_new(made.row, method, made.md5)
+        return made._replace(md5=md5), headers_of_method(method)
 
     def upload_part_copy(self, call: Call) -> Reply:
         """Store a copy of an object or of a range of it as a part."""
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        self._encryption.refuse_upload(call)
         number, upload = call.part_number(), self._open(call)
         source = self._objects.source_of_copy(call)
         row = source.row
         first, length = _range_to_copy(request.header("x-amz-copy-source-range"), row.users_size)
         algorithm, _ = _checksum_of_upload(upload)
         body = CopiedBody(source.read(first, length), length, algorithm)
-        made, attributes, _ = store_body(self._store, part_request(upload, number), body, {})
-        answer = answers.copied(made.md5.hex(), made.created_ms, checksum_of(attributes), part=True)
-        return xml(answer, source_headers(source.access.versioning, row))
+        made, headers = self._store_part(call, upload, number, body, {})
+        answer = answers.copied(made.md5.hex(), made.row.created_ms, checksum_of(made.attributes), part=True)
+        return xml(answer, source_headers(source.access.versioning, row) | headers)
 
     def list_parts(self, call: Call) -> Reply:
         """List the parts of an open upload."""
@@ -143,10 +172,8 @@ class MultipartOperations:
         limit = call.number("max-parts", 1000, 1000)
         parts = self._uploads.list_parts(upload, marker, limit + 1)
         listed = [
-            answers.Part(
-                part.number, part.row.size, part.row.created_ms, etag_of(part.row), checksum_of(attributes_of(part.row))
-            )
-            for part in parts[:limit]
+            answers.Part(part.number, part.size, part.stored.row.created_ms, part.md5.hex(), part.checksum)
+            for part in map(self._shown, parts[:limit])
         ]
         answer = answers.list_parts(
             call.bucket,
@@ -163,17 +190,18 @@ class MultipartOperations:
         """Complete an upload. May be repeated with the same parts while the object exists."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
-        self._encryption.refuse_upload(call)
         wanted = documents.complete_upload(read_document(call, of_object=True))
         upload = self._uploads.find(upload_id, call.object_key)
+        self._encryption.require_method(call, attributes_of(upload).get(_UPLOAD_ENCRYPTION))
         is_done = upload.state is UploadState.COMPLETED
         choose = self._choice(call, upload, wanted)
         row = self._completed(upload, choose) if is_done else self._complete(call, upload, choose)
         attributes = attributes_of(row)
         location = f"{call.request.base}/{call.bucket}/{quote(call.key, safe='/')}"
-        answer = answers.upload_completed(location, call.bucket, call.key, etag_of(row), checksum_of(attributes))
+        shown, etag = self._encryption.shown(row, attributes), self._encryption.etag_of(row)
+        answer = answers.upload_completed(location, call.bucket, call.key, etag, checksum_of(shown))
         headers = self._objects.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
-        return xml(answer, headers)
+        return xml(answer, headers | self._encryption.headers_of(row))
 
     def _completed(self, upload: UploadRow, choose: Choose) -> ObjectRow:
         try:
@@ -188,12 +216,13 @@ class MultipartOperations:
         sent_type = request.header("x-amz-checksum-type")
         if sent_type is not None and (kind is None or sent_type != kind.value):
             raise S3Error("InvalidRequest", "The checksum type is not the one that the upload was created with.")
-        given = {name: value for name, value in attributes_of(upload).items() if name != _UPLOAD_CHECKSUM}
+        own = _UPLOAD_CHECKSUM, _UPLOAD_ENCRYPTION
+        given = {name: value for name, value in attributes_of(upload).items() if name not in own}
         of_object = checksums.object_checksum_of(request)
 
         def choose(stored: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], Mapping[str, str]]:
-            parts = _chosen(wanted, stored)
-            size = sum(part.row.size for part in parts)
+            parts = _chosen(wanted, stored, self._shown)
+            size = sum(part.size for part in parts)
             sent_size = request.header("x-amz-mp-object-size")
             if sent_size is not None and sent_size != str(size):
                 raise S3Error(
@@ -203,7 +232,7 @@ class MultipartOperations:
             checksum = None if algorithm is None or kind is None else _checksum(algorithm, kind, parts, sent)
             _compare_checksum(of_object, algorithm, checksum)
             made = {} if algorithm is None or checksum is None else checksum_attribute(algorithm.value, checksum)
-            return parts, given | made
+            return [part.stored for part in parts], given | made
 
         return choose
 
@@ -212,7 +241,7 @@ class MultipartOperations:
         try:
             lock = self._locks.of_upload(call, upload)
             condition = self._encryption.condition_on_stored(call.object_key, write_condition(request))
-            return self._uploads.complete(upload, choose, condition, call.versioning, lock)
+            return self._uploads.complete(upload, choose, condition, call.versioning, lock, self._seal(upload))
         except NotFound as error:
             if request.header("if-match") is not None and not self._object_exists(call):
                 raise no_such_key(call.key) from None
@@ -221,6 +250,23 @@ class MultipartOperations:
             if again.state is UploadState.COMPLETED:
                 return self._completed(again, choose)
             raise no_such_upload() from error
+
+    def _seal(self, upload: UploadRow) -> Seal | None:
+        """Return what adds the envelope to the object of an upload; None if it is not encrypted."""
+        method = attributes_of(upload).get(_UPLOAD_ENCRYPTION)
+        if method is None:
+            return None
+
+        def seal(manifest: Manifest, parts: Sequence[StoredPart], attributes: Mapping[str, str]) -> Mapping[str, str]:
+            md5s = [self._encryption.md5_of(part.row) for part in parts]
+            return self._encryption.seal_parts(method, upload.key, md5s, manifest, attributes)
+
+        return seal
+
+    def _shown(self, part: StoredPart) -> _ShownPart:
+        row = part.row
+        attributes = self._encryption.shown(row, attributes_of(row))
+        return _ShownPart(part, row.users_size, self._encryption.md5_of(row), checksum_of(attributes))
 
     def _object_exists(self, call: Call) -> bool:
         try:
@@ -344,13 +390,15 @@ def _range_to_copy(header: str | None, size: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def _chosen(wanted: Sequence[CompletedPart], stored: Sequence[StoredPart]) -> list[StoredPart]:
+def _chosen(
+    wanted: Sequence[CompletedPart], stored: Sequence[StoredPart], show: Callable[[StoredPart], _ShownPart]
+) -> list[_ShownPart]:
     """Return the parts that a CompleteMultipartUpload lists. Raises InvalidPart, EntityTooSmall."""
     by_number = {part.number: part for part in stored}
-    found: list[StoredPart] = []
+    found: list[_ShownPart] = []
     for one in wanted:
-        part = by_number.get(one.number)
-        if part is None or etag_of(part.row) != one.etag.lower() or not _has_checksum(one, part):
+        part = show(by_number[one.number]) if one.number in by_number else None
+        if part is None or part.md5.hex() != one.etag.lower() or not _has_checksum(one, part):
             raise S3Error(
                 "InvalidPart",
                 "One or more of the specified parts could not be found. The part may not have been uploaded, or the"
@@ -360,30 +408,30 @@ def _chosen(wanted: Sequence[CompletedPart], stored: Sequence[StoredPart]) -> li
             )
         found.append(part)
     for part in found[:-1]:
-        if part.row.size < PART_BYTES_MIN:
+        if part.size < PART_BYTES_MIN:
             raise S3Error(
                 "EntityTooSmall",
                 "Your proposed upload is smaller than the minimum allowed size",
-                ProposedSize=str(part.row.size),
+                ProposedSize=str(part.size),
                 MinSizeAllowed=str(PART_BYTES_MIN),
                 PartNumber=str(part.number),
-                ETag=etag_of(part.row),
+                ETag=part.md5.hex(),
             )
     return found
 
 
-def _has_checksum(wanted: CompletedPart, part: StoredPart) -> bool:
+def _has_checksum(wanted: CompletedPart, part: _ShownPart) -> bool:
     if wanted.checksum is None:
         return True
     algorithm, value = wanted.checksum
-    stored = checksum_of(attributes_of(part.row))
+    stored = part.checksum
     return stored is None or (stored.algorithm, stored.value) == (algorithm.value, checksums.in_base64(value))
 
 
 def _checksum(
     algorithm: Algorithm,
     kind: ChecksumType,
-    parts: Sequence[StoredPart],
+    parts: Sequence[_ShownPart],
     sent: Sequence[tuple[Algorithm, bytes] | None],
 ) -> str | None:
     """Return the checksum of the object, computed from the checksums of its parts. A part has none if the gateway died
@@ -391,13 +439,13 @@ def _checksum(
     is missing, too."""
     values = []
     for part, listed in zip(parts, sent, strict=True):
-        stored = checksum_of(attributes_of(part.row))
+        stored = part.checksum
         value = None if stored is None else checksums.decoded(stored.value, algorithm.size)
         if stored is None and listed is not None and listed[0] is algorithm:
             value = listed[1]
         if value is None or (stored is not None and stored.algorithm != algorithm.value):
             return None
-        values.append((value, part.row.size))
+        values.append((value, part.size))
     if kind is ChecksumType.FULL_OBJECT:
         return checksums.in_base64(checksums.joined(algorithm, values))
     return f"{checksums.in_base64(checksums.composite(algorithm, [value for value, _ in values]))}-{len(values)}"

@@ -69,7 +69,6 @@ from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutReques
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
-from nos_ec.s3.documents import AES256
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import copy_source
 from nos_ec.s3.request import Request
@@ -257,7 +256,10 @@ class ObjectOperations:
         """Return the headers with the checksum of a part; none if it was stored without one."""
         assert part.upload_id is not None
         stored = self._uploads.parts_of(key, part.upload_id, part.number - 1, 1)
-        return checksum_headers(attributes_of(stored[0].row)) if stored and stored[0].number == part.number else {}
+        if not stored or stored[0].number != part.number:
+            return {}
+        row = stored[0].row
+        return checksum_headers(self._encryption.shown(row, attributes_of(row)))
 
     def _part(self, call: Call, row: ObjectRow) -> _Part | None:
         """Return the part that `partNumber` names; None without that parameter."""
@@ -270,7 +272,7 @@ class ObjectOperations:
         for index, part in enumerate(() if manifest is None else manifest.parts):
             if part.number == number:
                 assert manifest is not None
-                return _Part(number, manifest.starts[index], part.size, manifest.upload_id)
+                return _Part(number, manifest.starts[index], part.users_size, manifest.upload_id)
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
     def _readable(self, call: Call, *, with_acl: bool = True) -> _Version:
@@ -375,11 +377,13 @@ class ObjectOperations:
         by_number: dict[int, answers.Checksum | None] = {}
         if checksum is not None and checksum.kind == ChecksumType.COMPOSITE.value and limit:
             stored = self._uploads.parts_of(row.key, manifest.upload_id, marker, limit)
-            by_number = {part.number: checksum_of(attributes_of(part.row)) for part in stored}
+            by_number = {
+                part.number: checksum_of(self._encryption.shown(part.row, attributes_of(part.row))) for part in stored
+            }
         return {
             "parts_count": len(manifest.parts),
             "parts": [
-                answers.Part(part.number, part.size, checksum=_without_type(by_number.get(part.number)))
+                answers.Part(part.number, part.users_size, checksum=_without_type(by_number.get(part.number)))
                 for part in rest[:limit]
             ],
             "marker": marker,
@@ -409,14 +413,10 @@ class ObjectOperations:
             row, attributes, md5 = store_body(self._store, request, body, attributes, encrypt)
         except NotFound:
             raise no_such_key(call.key) from None
-        etag = self._etag_of_new(row, method, md5)
+        etag = self._encryption.md5_of_new(row, method, md5).hex()
         headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
         headers |= self._encryption.headers_of(row)
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
-
-    @staticmethod
-    def _etag_of_new(row: ObjectRow, method: str | None, md5: bytes) -> str:
-        return (md5 if method in (None, AES256) else row.md5).hex()
 
     def put_request(self, call: Call) -> PutRequest:
         """Return the request of a PUT or copy, still without its attributes. Raises S3Error."""
@@ -521,9 +521,8 @@ class ObjectOperations:
         made, attributes, md5 = store_body(self._store, put, body, attributes, encrypt)
         headers = stored_headers(call.versioning, made) | source_headers(access_of_source.versioning, row)
         headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made)
-        return xml(
-            answers.copied(self._etag_of_new(made, method, md5), made.created_ms, checksum_of(attributes)), headers
-        )
+        etag = self._encryption.md5_of_new(made, method, md5).hex()
+        return xml(answers.copied(etag, made.created_ms, checksum_of(attributes)), headers)
 
     def delete_object(self, call: Call) -> Reply:
         """Delete an object or a version. A missing one is not an error, unless the request has a condition. Without a

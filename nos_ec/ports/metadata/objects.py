@@ -90,11 +90,9 @@ class ObjectRow:
         it is encrypted."""
         if not self.attributes:
             return self.size
-        composition = self.composition
-        if composition is not None:
-            return composition.size
-        envelope = self.envelope
-        return self.size if envelope is None else envelope.plain_size(self.size)
+        composition, envelope = self.composition, self.envelope
+        stored = self.size if composition is None else composition.size
+        return stored if envelope is None else envelope.plain_size(stored)
 
     @property
     def users_crc32c(self) -> int:
@@ -272,12 +270,13 @@ def summary(name: str, size: int, md5: bytes, created_ms: int, attributes: bytes
     """Return the summary of an object with these values of its row. With a damaged envelope, it has the stored size, so
     that it does not hide the others of a listing. Raises Corrupt for otherwise damaged attributes."""
     composition = composition_of(attributes) if attributes else None
-    if composition is None:
-        with suppress(Corrupt):
-            envelope = envelope_of(attributes) if attributes else None
-            size = size if envelope is None else envelope.plain_size(size)
-        return ObjectSummary(name, size, md5, None, created_ms, attributes)
-    return ObjectSummary(name, composition.size, composition.md5, composition.parts, created_ms, attributes)
+    parts = None
+    if composition is not None:
+        size, md5, parts = composition.size, composition.md5, composition.parts
+    with suppress(Corrupt):
+        envelope = envelope_of(attributes) if attributes else None
+        size = size if envelope is None else envelope.plain_size(size)
+    return ObjectSummary(name, size, md5, parts, created_ms, attributes)
 
 
 _Object = TypeVar("_Object", ObjectRow, ObjectSummary)

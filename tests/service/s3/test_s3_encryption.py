@@ -160,7 +160,6 @@ def test_encryption_by_default(system: System, store: Store) -> None:
         assert store.head(ObjectKey("photos", "a")).envelope is not None
         found = ann.get_bucket_encryption(Bucket="photos")["ServerSideEncryptionConfiguration"]
         assert found["Rules"][0]["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
-        refused("NotImplemented", 501, ann.create_multipart_upload, Bucket="photos", Key="b")
 
 
 def test_without_a_key_nothing_is_encrypted(system: System) -> None:
@@ -212,22 +211,6 @@ def test_a_get_with_a_customers_key(ann: Any) -> None:
 def test_refused_configurations(ann: Any, code: str, status: int, rules: list[Any]) -> None:
     configuration = {"ServerSideEncryptionConfiguration": {"Rules": rules}}
     refused(code, status, ann.put_bucket_encryption, Bucket="photos", **configuration)
-
-
-def test_uploads_in_parts_never_store_plain_bytes(ann: Any) -> None:
-    refused("NotImplemented", 501, ann.create_multipart_upload, Bucket="photos", Key="a", **AES)
-    upload = ann.create_multipart_upload(Bucket="photos", Key="a")["UploadId"]
-    of = {"Bucket": "photos", "Key": "a", "UploadId": upload}
-    part = ann.upload_part(**of, PartNumber=1, Body=b"data")
-    ann.put_object(Bucket="photos", Key="source", Body=b"data", **AES)
-    copied = ann.upload_part_copy(**of, PartNumber=2, CopySource="photos/source")
-    assert copied["CopyPartResult"]["ETag"] == part["ETag"] == etag(b"data")
-    ann.put_bucket_encryption(Bucket="photos", ServerSideEncryptionConfiguration=RULES)
-    refused("NotImplemented", 501, ann.create_multipart_upload, Bucket="photos", Key="a")
-    refused("NotImplemented", 501, ann.upload_part, **of, PartNumber=1, Body=b"data")
-    refused("NotImplemented", 501, ann.upload_part_copy, **of, PartNumber=1, CopySource="photos/source")
-    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    refused("NotImplemented", 501, ann.complete_multipart_upload, **of, MultipartUpload=parts)
 
 
 def test_copies(ann: Any, store: Store) -> None:

@@ -103,7 +103,7 @@ def test_the_default_of_a_bucket(ann: Any) -> None:
     of_header = ann.put_object(Bucket="photos", Key="b", Body=b"data", ServerSideEncryption="aws:kms")
     assert of_header["SSEKMSKeyId"] == "red"
     assert ann.put_object(Bucket="photos", Key="c", Body=b"data", **BLUE)["SSEKMSKeyId"] == "blue"
-    refused("NotImplemented", 501, ann.create_multipart_upload, Bucket="photos", Key="d")
+    assert ann.create_multipart_upload(Bucket="photos", Key="d")["SSEKMSKeyId"] == "red"
     ann.put_bucket_encryption(**configured(SSEAlgorithm="aws:kms"))
     (rule,) = ann.get_bucket_encryption(Bucket="photos")["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "aws:kms"}
