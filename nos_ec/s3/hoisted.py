@@ -18,6 +18,7 @@ from nos_ec.s3.request import Request, require_header_name, require_header_value
 _OF_THE_SIGNATURE = re.compile(
     "x-amz-(algorithm|credential|date|expires|signedheaders|signature|security-token|content-sha256)"
 )
+_CUSTOMERS_KEY = re.compile("x-amz-(copy-source-)?server-side-encryption-customer-.*")
 _CHECKSUMS = {algorithm.header: algorithm for algorithm in Algorithm}
 _NAMED = "x-amz-sdk-checksum-algorithm"
 _ALSO = frozenset(["content-md5", "content-type"])
@@ -32,7 +33,7 @@ def is_presigned(request: Request) -> bool:
 def with_hoisted(request: Request) -> Request:
     """Return a presigned request with the headers from its query added to its headers, and any other request
     unchanged. Raises InvalidRequest if a header is in both places with different values, and InvalidArgument for a name
-    or value that a header cannot have.
+    or value that a header cannot have. A key of the customer in the query is refused, too, because URLs are logged.
 
     A presigner that has no body yet may send the checksum of zero bytes. It does not describe the body that is sent
     later, so it is ignored."""
@@ -42,6 +43,8 @@ def with_hoisted(request: Request) -> Request:
     for name in request.query:
         lower = name.lower()
         if (lower.startswith("x-amz-") and not _OF_THE_SIGNATURE.fullmatch(lower)) or lower in _ALSO:
+            if _CUSTOMERS_KEY.fullmatch(lower):
+                raise S3Error("InvalidRequest", "A key of the customer must be sent as a header, never in a URL.")
             require_header_name(lower)
             value = request.parameter(name) or ""
             require_header_value(lower, value)

@@ -38,6 +38,7 @@ SIGNED_HEADERS_SIZE_MAX = 8192
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _DATE = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
+_CUSTOMERS_KEY = re.compile("(customer-key[:=])[^&\n]*", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _TOKEN = re.compile(r"[0-9a-z!#$%&'*+.^_`|~-]+")
 _REGION = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -168,7 +169,7 @@ def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
             AWSAccessKeyId=claim.access_key,
             StringToSign=first[1],
             SignatureProvided=claim.signature,
-            CanonicalRequest=first[0].decode("utf-8", "replace"),
+            CanonicalRequest=without_keys(first[0].decode("utf-8", "replace")),
         )
     _refuse_unsigned_headers(request, claim)
     return Signed(
@@ -180,6 +181,11 @@ def verify(request: Request, claim: Claim, secret: str | None) -> Signed:
         scope=claim.scope,
         signature=claim.signature,
     )
+
+
+def without_keys(text: str) -> str:
+    """Return a text that a client signed without keys of customers, for an error, which programs log."""
+    return _CUSTOMERS_KEY.sub(r"\1...", text)
 
 
 @lru_cache(maxsize=1024)

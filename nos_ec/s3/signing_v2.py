@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.hoisted import with_hoisted
 from nos_ec.s3.request import Request, query_parts, require_header_value
-from nos_ec.s3.signing import Payload, Signed, iso_8601, unknown_key
+from nos_ec.s3.signing import Payload, Signed, iso_8601, unknown_key, without_keys
 
 _NAMES = frozenset(["AWSAccessKeyId", "Signature", "Expires"])
 _SUBRESOURCE = re.compile(
@@ -82,7 +82,7 @@ def verify_v2(request: Request, claim: ClaimV2, secret: str | None, host_bucket:
             "SignatureDoesNotMatch",
             "The signature is not the one that this store computed. Check the secret key and how the client signs.",
             AWSAccessKeyId=claim.access_key,
-            StringToSign=to_sign,
+            StringToSign=without_keys(to_sign),
             SignatureProvided=claim.signature,
         )
     return Signed(claim.access_key, Payload.UNSIGNED, None, b"", "", "", "")

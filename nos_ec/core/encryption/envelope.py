@@ -7,11 +7,12 @@ bytes. Decoded, little-endian:
     offset  size  content
          0     1  format: 1: the bytes are one segment; 2: they are segments of SEGMENT_BYTES; 3: the object is composed
               of encrypted parts (core.parts)
-         1     2  number of the key of the store, from 1
+         1     2  number of the key of the store, from 1; 0: a customer has the key (SSE-C), which is not stored
          3    16  salt, random
         19    16  format 1: the tag of AES-256-GCM; format 2: a MAC of the envelope, which commits to the key; format 3:
                   a MAC of the envelope and the manifest
-        35    16  MD5 of the plain bytes, or format 3: of the MD5s of the parts, masked
+        35    16  MD5 of the plain bytes, or format 3: of the MD5s of the parts, masked; number 0: a MAC that only the
+                  right key can have made
         51     8  format 3 only: number of plain bytes
 
 The ciphertext of one segment is as long as the plain bytes, so encryption does not change how an object is packed.
@@ -36,7 +37,8 @@ SEGMENT_BYTES = 16 << 10
 """Bytes of a stored segment, with its tag. The last one may be shorter."""
 SALT_BYTES = TAG_BYTES = 16
 PLAIN_SEGMENT_BYTES = SEGMENT_BYTES - TAG_BYTES
-KEY_NUMBER_MAX = 2**16 - 1
+OF_CUSTOMER, KEY_NUMBER_MAX = 0, 2**16 - 1
+"""The number of a key that a customer has, and the greatest number of a key of the store."""
 _FORM = struct.Struct("<BH16s16s16s")
 _SIZE = struct.Struct("<Q")
 _NAME = ENVELOPE_ATTRIBUTE.encode()
@@ -91,7 +93,9 @@ def decode_envelope(text: str) -> Envelope:
         found = Envelope(*_FORM.unpack(data[: _FORM.size] if size else data), *size)
     except (ValueError, struct.error):
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}") from None
-    if found.format not in (ONE_SEGMENT, SEGMENTS, PARTS) or not found.number or found.encode() != text:
+    if found.format not in (ONE_SEGMENT, SEGMENTS, PARTS) or found.encode() != text:
+        raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}")
+    if found.format == PARTS and found.number == OF_CUSTOMER:
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}")
     return found
 

@@ -13,6 +13,9 @@ in segments has a MAC, which only the right key can have made. It covers the MD5
 does. The parts of an upload are encrypted one by one, each with a salt of its own. The MAC of the object that is
 composed of them covers its manifest, which has the check of each part, so a part that is exchanged, replaced by an
 older one or by plain bytes, or left out, is noticed.
+
+A key of a customer takes the place of a key of the store, with the number OF_CUSTOMER. Then the envelope has a MAC that
+shows whether a key is the right one, before anything is read, instead of the MD5, which nobody sees.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from nos_ec.core.encryption.envelope import (
+    OF_CUSTOMER,
     ONE_SEGMENT,
     ONE_SEGMENT_BYTES_MAX,
     PARTS,
@@ -45,7 +49,7 @@ from nos_ec.core.parts import Manifest
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
 
 KEY_BYTES = 32
-"""Bytes of a key of the store."""
+"""Bytes of a key of the store, or of a customer."""
 MASK_BYTES_MAX = 64
 _BATCH = 64
 """Segments that are encrypted or decrypted together: fewer calls, and no more than a MiB in memory."""
@@ -93,10 +97,20 @@ class ObjectCipher:
         """Return the MD5 of the plain bytes."""
         return self.masked("ETag", envelope.md5)
 
+    def fits(self, envelope: Envelope) -> bool:
+        """Return whether this key of a customer is the one of the envelope."""
+        return hmac.compare_digest(self._sealed(b""), envelope.md5)
+
+    def _sealed(self, md5: bytes) -> bytes:
+        """Return what the envelope has as its MD5."""
+        if self._number == OF_CUSTOMER:
+            return hmac.digest(self._mac_key, b"customer", "sha256")[:TAG_BYTES]
+        return self.masked("ETag", md5)
+
     # --- encrypting -------------------------------------------------------------------------------
     def encrypt_whole(self, plain: bytes, md5: bytes) -> tuple[bytes, Envelope]:
         """Return the ciphertext of all bytes of an object in one segment, and its envelope."""
-        masked = self.masked("ETag", md5)
+        masked = self._sealed(md5)
         sealed = self._gcm.encrypt(_WHOLE_NONCE, plain, masked)
         return sealed[:-TAG_BYTES], Envelope(ONE_SEGMENT, self._number, self._salt, sealed[-TAG_BYTES:], masked)
 
@@ -112,7 +126,7 @@ class ObjectCipher:
 
     def envelope_of_segments(self, md5: bytes) -> Envelope:
         """Return the envelope of an object in segments."""
-        masked = self.masked("ETag", md5)
+        masked = self._sealed(md5)
         return Envelope(SEGMENTS, self._number, self._salt, self._mac(masked), masked)
 
     def envelope_of_parts(self, md5: bytes, manifest: Manifest) -> Envelope:

@@ -1,9 +1,10 @@
-"""Encrypts objects with keys of the store (SSE-S3) or of KMS keys (SSE-KMS), and shows them as they were sent.
+"""Encrypts objects with keys of the store (SSE-S3), of KMS keys (SSE-KMS) or of customers (SSE-C), and shows them as
+they were sent.
 
 Sources: "Using server-side encryption with Amazon S3 managed keys (SSE-S3)" and "Using server-side encryption with AWS
 KMS keys (SSE-KMS)" of the S3 user guide; ETag in "Object" of the API reference: with SSE-S3 it is the MD5 of the plain
-bytes, and with SSE-KMS it is not, so there it is the MD5 of the ciphertext. The MD5 and the checksum of the plain bytes
-would confirm guesses of the content, so both are stored masked.
+bytes, and with SSE-KMS and SSE-C it is not, so there it is the MD5 of the ciphertext. The MD5 and the checksum of the
+plain bytes would confirm guesses of the content, so both are stored masked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from nos_ec.core.conditions import MD5_BYTES, Condition
-from nos_ec.core.encryption.envelope import ENVELOPE_ATTRIBUTE, PARTS, SALT_BYTES, Envelope, envelope_of
+from nos_ec.core.encryption.envelope import ENVELOPE_ATTRIBUTE, OF_CUSTOMER, PARTS, SALT_BYTES, Envelope, envelope_of
 from nos_ec.core.errors import ConfigError, Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import Manifest
@@ -26,6 +27,7 @@ from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.gateway.auth.access import BucketAccess
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.customer_key import CustomerKey, customer_key, refuse_customer_key
 from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, checksum_of, etag
 from nos_ec.gateway.message.versions import number_of
 from nos_ec.ports.metadata import ObjectRow, ObjectSummary
@@ -38,10 +40,9 @@ from nos_ec.s3.request import Request
 HEADER = "x-amz-server-side-encryption"
 KMS_KEY_HEADER = f"{HEADER}-aws-kms-key-id"
 _BUCKET_KEY_HEADER = f"{HEADER}-bucket-key-enabled"
+CUSTOMER = "customer"
+"""The method of objects with a key of the customer."""
 _ALGORITHMS = {algorithm.value: algorithm for algorithm in Algorithm}
-_CUSTOMERS = frozenset(
-    [b"x-amz-server-side-encryption-customer-" + name for name in (b"algorithm", b"key", b"key-md5")]
-)
 
 
 class _Stored(Protocol):
@@ -67,9 +68,13 @@ class Encryption:
     # --- writing ----------------------------------------------------------------------------------
     def wanted(self, call: Call) -> str | None:
         """Return how the new object of this request is to be encrypted: by its headers, by the configuration of its
-        bucket, or by default. None: not at all; otherwise AES256, or KMS and perhaps the name of a KMS key
+        bucket, or by default. None: not at all; otherwise AES256, CUSTOMER, or KMS and perhaps the name of a KMS key
         (`with_kms_key`). Raises S3Error, and Corrupt if the configuration cannot be read."""
         named, kms_key = call.request.header(HEADER), call.request.header(KMS_KEY_HEADER)
+        if customer_key(call.request) is not None:
+            if named is not None or kms_key is not None:
+                raise invalid_argument("A key of the customer cannot be combined with other encryption", HEADER, named)
+            return CUSTOMER
         if named == KMS:
             of_bucket = None if call.access is None else self._by_bucket(call.access)
             if not kms_key and of_bucket is not None and of_bucket != AES256:
@@ -95,7 +100,9 @@ class Encryption:
 
     def wanted_of_upload(self, call: Call) -> str | None:
         """Return how the parts of a new upload are to be encrypted, like `wanted`, but always with the name of a KMS
-        key, so that all parts have the same. Raises what `wanted` and `require_key` raise."""
+        key, so that all parts have the same. Raises NotImplemented for a key of the customer, and what `wanted` and
+        `require_key` raise."""
+        refuse_customer_key(call.request)
         method = self.wanted(call)
         if method is None:
             return None
@@ -105,7 +112,8 @@ class Encryption:
     def require_method(self, call: Call, method: str | None) -> None:
         """Raise InvalidRequest if a part asks for another encryption than that of its upload (`method`), or if the
         bucket has begun to encrypt since a plain upload began, so that no plain bytes are stored silently. Raises
-        what `wanted` raises."""
+        what `wanted` raises, and NotImplemented for a key of the customer."""
+        refuse_customer_key(call.request)
         if method is None and self.wanted(call) is not None:
             raise S3Error(
                 "InvalidRequest",
@@ -146,9 +154,12 @@ class Encryption:
             f"The KMS key {name!r} does not exist in this store; key ids are the names that its operator has added.",
         )
 
-    def encrypted(self, method: str, plain: ByteStream, key: ObjectKey) -> EncryptedStream:
-        """Return the ciphertext of a new object. Raises what `require_key` raises."""
-        number, store_key = self.require_key(method)
+    def encrypted(
+        self, method: str, plain: ByteStream, key: ObjectKey, customers: CustomerKey | None = None
+    ) -> EncryptedStream:
+        """Return the ciphertext of a new object. `customers` is the key for CUSTOMER. Raises what `require_key`
+        raises."""
+        number, store_key = self.require_key(method) if customers is None else (OF_CUSTOMER, customers.key)
         return EncryptedStream(plain, store_key, number, self._random(SALT_BYTES), key)
 
     def condition_on_stored(
@@ -187,9 +198,24 @@ class Encryption:
         return masked_checksum(cipher, attributes) | {ENVELOPE_ATTRIBUTE: envelope.encode()}
 
     # --- reading ----------------------------------------------------------------------------------
-    def open(self, row: ObjectRow, first: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """Return bytes of exactly this version, decrypted; `length` of None: all from `first` on. Raises what
-        `Store.open_version` raises, and ConfigError."""
+    def customers_key(self, row: ObjectRow, request: Request, *, of_source: bool = False) -> CustomerKey | None:
+        """Return the key of the customer with which a request reads an object; None if the object needs none. Raises
+        InvalidRequest if the object needs one and the request has none, or the other way round, AccessDenied if it is
+        another key, and what `customer_key` raises."""
+        sent = customer_key(request, of_source=of_source)
+        envelope = row.envelope if row.attributes else None
+        if envelope is None or envelope.number != OF_CUSTOMER:
+            if sent is not None:
+                raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
+            return None
+        self._cipher(row, envelope, sent)
+        return sent
+
+    def open(
+        self, row: ObjectRow, first: int = 0, length: int | None = None, customers: CustomerKey | None = None
+    ) -> Iterator[bytes]:
+        """Return bytes of exactly this version, decrypted; `length` of None: all from `first` on. `customers` is the
+        result of `customers_key`. Raises what `Store.open_version` raises, and ConfigError."""
         envelope = row.envelope if row.attributes else None
         if envelope is None:
             return self._store.open_version(row, first, length)
@@ -197,7 +223,7 @@ class Encryption:
         count = rest if length is None else min(length, rest)
         if envelope.format == PARTS:
             return self._open_parts(row, envelope, first, count)
-        cipher = self._cipher(row, envelope)
+        cipher = self._cipher(row, envelope, customers)
         return decrypted(cipher, envelope, row.size, first, count, partial(self._store.open_ciphertext, row))
 
     def _open_parts(self, row: ObjectRow, envelope: Envelope, first: int, length: int) -> Iterator[bytes]:
@@ -236,38 +262,53 @@ class Encryption:
         ciphertext, so that it does not hide the others."""
         with suppress(Corrupt, ConfigError):
             envelope = envelope_of(one.attributes)
-            if envelope is not None and self._ring.kms_key(envelope.number) is None:
+            if envelope is not None and self._shows_plain_md5(envelope):
                 key = ObjectKey(bucket, one.name)
                 md5 = ObjectCipher.of(self._ring.key(envelope.number), envelope, key).md5(envelope)
                 return etag(md5, one.parts)
         return etag(one.md5, one.parts)
 
-    def shown(self, row: ObjectRow, attributes: Mapping[str, str]) -> dict[str, str]:
+    def shown(
+        self, row: ObjectRow, attributes: Mapping[str, str], customers: CustomerKey | None = None
+    ) -> dict[str, str]:
         """Return the attributes of an object with the checksum of its plain bytes. Raises ConfigError, Corrupt."""
         envelope = row.envelope
         if envelope is None or CHECKSUM not in attributes:
             return dict(attributes)
-        return masked_checksum(self._cipher(row, envelope), attributes)
+        return masked_checksum(self._cipher(row, envelope, customers), attributes)
 
     def method_of(self, row: ObjectRow) -> str | None:
         """Return how an object is encrypted, as `wanted` does. Raises ConfigError, Corrupt, Transient."""
         envelope = row.envelope if row.attributes else None
         if envelope is None:
             return None
+        if envelope.number == OF_CUSTOMER:
+            return CUSTOMER
         kms_key = self._ring.kms_key(envelope.number)
         return AES256 if kms_key is None else with_kms_key(kms_key)
 
-    def headers_of(self, row: ObjectRow) -> dict[str, str]:
+    def headers_of(self, row: ObjectRow, customers: CustomerKey | None = None) -> dict[str, str]:
         """Return the headers that say how an object is encrypted; none if it is not. Raises what `method_of` raises."""
-        return headers_of_method(self.method_of(row))
+        return headers_of_method(self.method_of(row)) if customers is None else customers.headers
 
     def _md5(self, row: ObjectRow, envelope: Envelope) -> bytes:
-        if self._ring.kms_key(envelope.number) is not None:
-            return row.tag[0]
-        return self._cipher(row, envelope).md5(envelope)
+        return self._cipher(row, envelope).md5(envelope) if self._shows_plain_md5(envelope) else row.tag[0]
 
-    def _cipher(self, row: ObjectRow, envelope: Envelope) -> ObjectCipher:
-        return ObjectCipher.of(self._ring.key(envelope.number), envelope, row.key)
+    def _shows_plain_md5(self, envelope: Envelope) -> bool:
+        return envelope.number != OF_CUSTOMER and self._ring.kms_key(envelope.number) is None
+
+    def _cipher(self, row: ObjectRow, envelope: Envelope, customers: CustomerKey | None = None) -> ObjectCipher:
+        if envelope.number != OF_CUSTOMER:
+            return ObjectCipher.of(self._ring.key(envelope.number), envelope, row.key)
+        if customers is None:
+            raise S3Error(
+                "InvalidRequest",
+                "The object was stored using a form of Server Side Encryption. The correct parameters must be provided"
+                " to retrieve the object.",
+            )
+        if not ObjectCipher(customers.key, envelope.format, OF_CUSTOMER, envelope.salt, row.key).fits(envelope):
+            raise S3Error("AccessDenied", "The key of the customer is not the one with which the object was stored.")
+        return ObjectCipher.of(customers.key, envelope, row.key)
 
 
 def masked_checksum(cipher: ObjectCipher, attributes: Mapping[str, str]) -> dict[str, str]:
@@ -285,12 +326,8 @@ def masked_checksum(cipher: ObjectCipher, attributes: Mapping[str, str]) -> dict
 
 def headers_of_method(method: str | None) -> dict[str, str]:
     """Return the headers that say how an object is encrypted (`Encryption.method_of`); none if it is not."""
-    if method is None or method == AES256:
-        return {} if method is None else {HEADER: AES256}
+    if method == AES256:
+        return {HEADER: AES256}
+    if method is None or method == CUSTOMER:  # an answer with a key of the customer has its headers
+        return {}
     return {HEADER: KMS, KMS_KEY_HEADER: kms_key_of(method) or "", _BUCKET_KEY_HEADER: "true"}
-
-
-def refuse_customers_key(request: Request) -> None:
-    """Raise InvalidRequest for a GET or HEAD with a key of the customer: no object is encrypted with one."""
-    if not _CUSTOMERS.isdisjoint(request.header_values):
-        raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")

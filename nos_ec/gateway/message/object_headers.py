@@ -41,11 +41,13 @@ _ENCODED = Charset("utf-8")
 """S3 returns metadata that is not ASCII as encoded words of RFC 2047, and some clients can only read ASCII in headers.
 Source: "Working with object metadata" of the S3 user guide."""
 _ENCODED.header_encoding = BASE64
-_UNSUPPORTED = re.compile(r"x-amz-(copy-source-)?server-side-encryption-(?!aws-kms-key-id$|bucket-key-enabled$)")
+_UNSUPPORTED = re.compile(
+    r"x-amz-(copy-source-)?server-side-encryption-(?!aws-kms-key-id$|bucket-key-enabled$|customer-)"
+)
 
 
 def refuse_unsupported(request: Request) -> None:
-    """Raise NotImplemented if a header asks for a feature that the store lacks, such as customers' keys."""
+    """Raise NotImplemented if a header asks for a feature that the store lacks."""
     for raw in request.header_values:
         name = raw.decode("latin-1")
         if _UNSUPPORTED.match(name):

@@ -20,8 +20,9 @@ from nos_ec.gateway.auth.access import Access, BucketAccess
 from nos_ec.gateway.auth.acls import acl_of_headers, grants_of
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, Decide, denied, object_key
+from nos_ec.gateway.message.customer_key import CustomerKey, customer_key
+from nos_ec.gateway.message.encryption import CUSTOMER, Encryption
 from nos_ec.gateway.message.encryption import HEADER as ENCRYPTION
-from nos_ec.gateway.message.encryption import Encryption, refuse_customers_key
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.object_headers import (
@@ -105,10 +106,11 @@ class _Target(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """A version that the sender may access, and its attributes."""
+    """A version that the sender may access, its attributes, and the key of the customer that it needs."""
 
     row: ObjectRow
     attributes: dict[str, str]
+    customers: CustomerKey | None = None
 
 
 class CopySource(NamedTuple):
@@ -180,7 +182,7 @@ class ObjectOperations:
             if not head.reply.size:
                 return head.reply
             try:
-                pieces = self._encryption.open(version.row, head.first, head.reply.size)
+                pieces = self._encryption.open(version.row, head.first, head.reply.size, version.customers)
             except Conflict:
                 continue  # it was overwritten or deleted meanwhile
             # The bytes of a small object are in memory already, and each piece of an iterator costs a switch to a
@@ -216,12 +218,12 @@ class ObjectOperations:
     def _headers(self, call: Call, version: _Version) -> dict[str, str]:
         """Return the headers that describe the whole object. Raises InvalidRequest if an anonymous request overrides
         one."""
-        request, (row, attributes) = call.request, version
+        request, (row, attributes, customers) = call.request, version
         with_checksum = request.header("x-amz-checksum-mode") == "ENABLED"
         if with_checksum:
-            attributes = self._encryption.shown(row, attributes)
+            attributes = self._encryption.shown(row, attributes, customers)
         headers = headers_of(row, attributes, self._encryption.etag_of(row), with_checksum=with_checksum)
-        headers |= self._encryption.headers_of(row)
+        headers |= self._encryption.headers_of(row, customers)
         headers |= self.expiry_headers(row, attributes) | version_headers(call.versioning, row)
         headers |= lock_headers(call, row)
         for name in _OVERRIDABLE if request.query else ():
@@ -275,13 +277,15 @@ class ObjectOperations:
                 return _Part(number, manifest.starts[index], part.users_size, manifest.upload_id)
         raise S3Error("InvalidPart", "The requested partnumber is not satisfiable", PartNumber=str(number))
 
-    def _readable(self, call: Call, *, with_acl: bool = True) -> _Version:
+    def _readable(self, call: Call, *, with_acl: bool = True, with_key: bool = True) -> _Version:
         """Return the version that the request names, or the current one. Raises AccessDenied, also for a missing one
-        if the sender may not list the bucket, so that only senders who may list learn which keys exist."""
+        if the sender may not list the bucket, so that only senders who may list learn which keys exist. Unless
+        `with_key` is false, the request must have the key of the customer, if the object needs one."""
         if call.request.parameter("partNumber"):
             call.part_number()
-        refuse_customers_key(call.request)
-        return self._named(call, Rights.READ, with_acl=with_acl)
+        version = self._named(call, Rights.READ, with_acl=with_acl)
+        customers = self._encryption.customers_key(version.row, call.request) if with_key else None
+        return version if customers is None else version._replace(customers=customers)
 
     def find_version(self, call: Call) -> ObjectRow:
         """Return the version that a request names, for an operation that needs the rights of the owner. Raises
@@ -352,8 +356,8 @@ class ObjectOperations:
         if not words <= set(ATTRIBUTE_WORDS):
             raise invalid_argument("Invalid attribute name specified.", "x-amz-object-attributes")
         call.require_if_decided(Rights.READ)
-        row, attributes = self._readable(call, with_acl=False)
-        attributes, shown_etag = self._encryption.shown(row, attributes), self._encryption.etag_of(row)
+        row, attributes, customers = self._readable(call, with_acl=False)
+        attributes, shown_etag = self._encryption.shown(row, attributes, customers), self._encryption.etag_of(row)
         check_read(call.request, shown_etag, row.created_ms)
         parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
         body = answers.object_attributes(
@@ -406,7 +410,8 @@ class ObjectOperations:
         refuse_unsupported(call.request)
         require_checksum(call)
         method = self._encryption.wanted(call)
-        encrypt = None if method is None else partial(self._encryption.encrypted, method)
+        customers = customer_key(call.request)
+        encrypt = None if method is None else partial(self._encryption.encrypted, method, customers=customers)
         request = self.put_request(call)
         attributes = attributes_of_call(call) | sent_checksum(call.request)
         try:
@@ -415,7 +420,7 @@ class ObjectOperations:
             raise no_such_key(call.key) from None
         etag = self._encryption.md5_of_new(row, method, md5).hex()
         headers = self.expiry_headers(row, attributes) | stored_headers(call.versioning, row)
-        headers |= self._encryption.headers_of(row)
+        headers |= self._encryption.headers_of(row, customers)
         return etag, {"etag": f'"{etag}"', **checksum_headers(attributes), **headers}
 
     def put_request(self, call: Call) -> PutRequest:
@@ -446,7 +451,8 @@ class ObjectOperations:
         key = object_key(bucket, name)
         rights, decide = permission_on(call, access, "GetObject", name, version)
         try:
-            row, attributes = self._resolve(call, _Target(access, key, version, rights, decide, _NO_TAGS), Rights.READ)
+            target = _Target(access, key, version, rights, decide, _NO_TAGS)
+            row, attributes, _ = self._resolve(call, target, Rights.READ)
         except S3Error as error:
             if error.code == "MethodNotAllowed":
                 raise S3Error(
@@ -455,7 +461,9 @@ class ObjectOperations:
                 ) from None
             error.headers.clear()  # the client would take them for headers about the target
             raise
-        return CopySource(row, self._encryption.shown(row, attributes), access, partial(self._encryption.open, row))
+        customers = self._encryption.customers_key(row, call.request, of_source=True)
+        shown = self._encryption.shown(row, attributes, customers)
+        return CopySource(row, shown, access, partial(self._encryption.open, row, customers=customers))
 
     @staticmethod
     def require_tags_of_copy(
@@ -486,8 +494,12 @@ class ObjectOperations:
         # A copy that only changes the metadata of an encrypted object must not decrypt it.
         if method is None and row.key == call.object_key:
             method = self._encryption.method_of(row)
-        changes = "x-amz-storage-class", ENCRYPTION, REDIRECT
-        if is_same and keeps and not any(map(request.header, changes)) and acl_of_headers(request) is None:
+        customers = customer_key(request)
+        if method == CUSTOMER and customers is None:
+            raise S3Error("InvalidRequest", "A copy of this object onto itself needs a key of the customer as well.")
+        changing = "x-amz-storage-class", ENCRYPTION, REDIRECT
+        changes = customers is not None or any(map(request.header, changing))
+        if is_same and keeps and not changes and acl_of_headers(request) is None:
             raise S3Error(
                 "InvalidRequest",
                 "This copy request is illegal because it is trying to copy an object to itself without changing the"
@@ -517,10 +529,10 @@ class ObjectOperations:
         assert call.access is not None
         at_end = partial(self._access.require_same, call.access)
         body = CopiedBody(read(), row.users_size, algorithm, at_end)
-        encrypt = None if method is None else partial(self._encryption.encrypted, method)
+        encrypt = None if method is None else partial(self._encryption.encrypted, method, customers=customers)
         made, attributes, md5 = store_body(self._store, put, body, attributes, encrypt)
         headers = stored_headers(call.versioning, made) | source_headers(access_of_source.versioning, row)
-        headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made)
+        headers |= self.expiry_headers(made, attributes) | self._encryption.headers_of(made, customers)
         etag = self._encryption.md5_of_new(made, method, md5).hex()
         return xml(answers.copied(etag, made.created_ms, checksum_of(attributes)), headers)
 
@@ -618,7 +630,7 @@ class ObjectOperations:
         """Return the tags of an object, which may be none. They are in the order of their keys, as in radosgw; S3
         defines no order. An ACL that lets others read an object does not let them read its tags."""
         call.require_if_decided(Rights.READ)
-        row, attributes = self._readable(call, with_acl=False)
+        row, attributes, _ = self._readable(call, with_acl=False, with_key=False)
         return xml(answers.tagging(dict(sorted(tags_of(attributes).items()))), version_headers(call.versioning, row))
 
     def put_tagging(self, call: Call) -> Reply:
@@ -634,7 +646,7 @@ class ObjectOperations:
 
     def get_acl(self, call: Call) -> Reply:
         """Return the ACL of an object as grants."""
-        row, attributes = self._named(call, Rights.READ_ACL)
+        row, attributes, _ = self._named(call, Rights.READ_ACL)
         assert call.access is not None
         acl = call.access.effective(attributes.get(ACL, "private"))
         body = answers.access_control(call.owner, grants_of(acl, call.owner))
@@ -655,7 +667,7 @@ class ObjectOperations:
     ) -> dict[str, str]:
         """Replace an attribute of an object, unless its attributes have changed since its tags were judged. Returns the
         headers of the answer."""
-        row = self._changes.replace(lambda: self._named(call, needs, sent_tags=sent_tags), (name,), value)
+        row = self._changes.replace(lambda: self._named(call, needs, sent_tags=sent_tags)[:2], (name,), value)
         return version_headers(call.versioning, row)
 
 

@@ -15,6 +15,7 @@ from nos_ec.core.notifications.origin import caused_by, current_origin
 from nos_ec.gateway.auth.access import Access, Sender
 from nos_ec.gateway.message.body import Source
 from nos_ec.gateway.message.call import Call
+from nos_ec.gateway.message.customer_key import refuse_customer_key
 from nos_ec.gateway.message.form_body import FormBody
 from nos_ec.gateway.message.reply import Reply, empty
 from nos_ec.gateway.operations.object_operations import ObjectOperations
@@ -62,9 +63,10 @@ class PostForms:
         if not key:
             raise invalid_argument("Bucket POST must contain a field named 'key'.", "key", "")
         check_key(key)
-        sender, signed, sizes = self._verified_sender(fields, bucket)
         sent = [*_put_headers(fields), *[pair for pair in request.headers if pair[0] in _OF_THE_BROWSER]]
         put = Request("PUT", request.raw_path, b"", sent, request.scheme, request.client)
+        refuse_customer_key(put)
+        sender, signed, sizes = self._verified_sender(fields, bucket)
         call = Call(put, POST_FORM, bucket, key, sender, signed, source, bucket_access, self._clock.now_ms())
         apply_policy(call)
         body.expect(expected_of(put), sizes)

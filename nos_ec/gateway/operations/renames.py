@@ -18,7 +18,7 @@ from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX
 from nos_ec.gateway.message.call import Call
-from nos_ec.gateway.message.encryption import Encryption
+from nos_ec.gateway.message.encryption import CUSTOMER, Encryption
 from nos_ec.gateway.message.object_headers import RENAMED, attributes_of, refuse_unsupported, tags_of
 from nos_ec.gateway.message.preconditions import check_read
 from nos_ec.gateway.message.reply import Reply, empty
@@ -92,6 +92,8 @@ class RenameOperations:
         check_read(call.request, self._encryption.etag_of(row), row.created_ms, _SOURCE + "-")
         if row.composition is not None:
             raise S3Error("NotImplemented", "An object that was uploaded in parts cannot be renamed; copy it.")
+        if self._encryption.method_of(row) == CUSTOMER:
+            raise S3Error("NotImplemented", "An object encrypted with a key of a customer cannot be renamed; copy it.")
         if row.users_size > OBJECT_BYTES_MAX:
             raise S3Error("InvalidRequest", "The object is larger than the maximum of a rename.")
         # 1. Take all attributes along. Keep the encryption; a plain object gets that of its bucket, as in a PUT.

@@ -182,20 +182,10 @@ def test_without_a_key_nothing_is_encrypted(system: System) -> None:
         ("InvalidArgument", 400, {"ServerSideEncryption": "AES256", "SSEKMSKeyId": "a"}),
         ("InvalidArgument", 400, {"SSEKMSKeyId": "a"}),
         ("InvalidArgument", 400, {"ServerSideEncryption": "rot13"}),
-        ("NotImplemented", 501, {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "1" * 32}),
     ],
 )
 def test_refused_kinds(ann: Any, code: str, status: int, headers: dict[str, str]) -> None:
     refused(code, status, ann.put_object, Bucket="photos", Key="a", Body=b"data", **headers)
-
-
-def test_a_get_with_a_customers_key(ann: Any) -> None:
-    ann.put_object(Bucket="photos", Key="a", Body=b"data")
-    key = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "1" * 32}
-    refused("InvalidRequest", 400, ann.get_object, Bucket="photos", Key="a", **key)
-    source = {"CopySource": "photos/a", "CopySourceSSECustomerAlgorithm": "AES256",
-              "CopySourceSSECustomerKey": "1" * 32}  # fmt: skip
-    refused("NotImplemented", 501, ann.copy_object, Bucket="photos", Key="b", **source)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "envelope_v1.bin"
 ENVELOPE = Envelope(SEGMENTS, 258, bytes(range(16)), bytes(range(16, 32)), bytes(range(32, 48)))
 
 FIELDS = [st.integers(1, 2**16 - 1), *[st.binary(min_size=16, max_size=16)] * 3]
-own = st.builds(Envelope, st.sampled_from([ONE_SEGMENT, SEGMENTS]), *FIELDS)
+own = st.builds(Envelope, st.sampled_from([ONE_SEGMENT, SEGMENTS]), st.integers(0, 2**16 - 1), *FIELDS[1:])
 envelopes = own | st.builds(Envelope, st.just(PARTS), *FIELDS, st.integers(0, 2**64 - 1))
 
 
@@ -89,7 +89,7 @@ def test_other_texts_are_corrupt(text: str) -> None:
     [
         b"\x00" + bytes(50),
         b"\x04\x01\x00" + bytes(48),
-        b"\x01\x00\x00" + bytes(48),
+        b"\x03\x00\x00" + bytes(56),
         b"\x03\x01\x00" + bytes(48),
         b"\x01\x01\x00" + bytes(56),
     ],
