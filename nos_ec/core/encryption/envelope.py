@@ -6,14 +6,14 @@ bytes. Decoded, little-endian:
 
     offset  size  content
          0     1  format: 1: the bytes are one segment; 2: they are segments of SEGMENT_BYTES; 3: the object is composed
-              of encrypted parts (core.parts)
+              of encrypted parts (core.parts); 4: and a customer has the key of the parts
          1     2  number of the key of the store, from 1; 0: a customer has the key (SSE-C), which is not stored
          3    16  salt, random
         19    16  format 1: the tag of AES-256-GCM; format 2: a MAC of the envelope, which commits to the key; format 3:
                   a MAC of the envelope and the manifest
-        35    16  MD5 of the plain bytes, or format 3: of the MD5s of the parts, masked; number 0: a MAC that only the
-                  right key can have made
-        51     8  format 3 only: number of plain bytes
+        35    16  MD5 of the plain bytes, or format 3: of the MD5s of the parts, masked; number 0 or format 4: a MAC
+                  that only the right key of a customer can have made
+        51     8  formats 3 and 4 only: number of plain bytes
 
 The ciphertext of one segment is as long as the plain bytes, so encryption does not change how an object is packed.
 Longer objects are segments, each of which ends with its tag, so that a range can be read alone. A part is encrypted
@@ -30,7 +30,7 @@ from nos_ec.core.attributes import decode_attributes, encode_attributes
 from nos_ec.core.errors import Corrupt
 
 ENVELOPE_ATTRIBUTE = "nos_ec:sse"
-ONE_SEGMENT, SEGMENTS, PARTS = 1, 2, 3
+ONE_SEGMENT, SEGMENTS, PARTS, PARTS_OF_CUSTOMER = 1, 2, 3, 4
 ONE_SEGMENT_BYTES_MAX = 128 << 10
 """The largest object that is one segment: as much as the largest object of one chunk that is common."""
 SEGMENT_BYTES = 16 << 10
@@ -46,7 +46,8 @@ _NAME = ENVELOPE_ATTRIBUTE.encode()
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields of an envelope, in the order of the format. `check` is the tag, or the MAC. Only PARTS has `size`."""
+    """The fields of an envelope, in the order of the format. `check` is the tag, or the MAC. Only PARTS and
+    PARTS_OF_CUSTOMER have `size`."""
 
     format: int
     number: int
@@ -55,10 +56,20 @@ class Envelope:
     md5: bytes
     size: int = 0
 
+    @property
+    def is_of_parts(self) -> bool:
+        """Return whether the object is composed of parts."""
+        return self.format in (PARTS, PARTS_OF_CUSTOMER)
+
+    @property
+    def is_of_customer(self) -> bool:
+        """Return whether a customer has the key."""
+        return self.number == OF_CUSTOMER or self.format == PARTS_OF_CUSTOMER
+
     def encode(self) -> str:
         """Return the value of the attribute."""
         data = _FORM.pack(self.format, self.number, self.salt, self.check, self.md5)
-        if self.format == PARTS:
+        if self.is_of_parts:
             data += _SIZE.pack(self.size)
         return base64.b85encode(data).decode()
 
@@ -67,7 +78,7 @@ class Envelope:
         have that size."""
         if self.format == ONE_SEGMENT:
             return stored
-        if self.format == PARTS:
+        if self.is_of_parts:
             return self.size
         return _plain_size_of_segments(stored)
 
@@ -89,13 +100,13 @@ def decode_envelope(text: str) -> Envelope:
     """Return the envelope that `Envelope.encode` encoded. Raise Corrupt, and nothing else, for any other text."""
     try:
         data = base64.b85decode(text)
-        size = _SIZE.unpack(data[_FORM.size :]) if data[:1] == bytes([PARTS]) else ()
+        size = _SIZE.unpack(data[_FORM.size :]) if data[:1] in (b"\x03", b"\x04") else ()
         found = Envelope(*_FORM.unpack(data[: _FORM.size] if size else data), *size)
     except (ValueError, struct.error):
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}") from None
-    if found.format not in (ONE_SEGMENT, SEGMENTS, PARTS) or found.encode() != text:
+    if not ONE_SEGMENT <= found.format <= PARTS_OF_CUSTOMER or found.encode() != text:
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}")
-    if found.format == PARTS and found.number == OF_CUSTOMER:
+    if found.is_of_parts and found.number == OF_CUSTOMER:
         raise Corrupt(f"attribute {ENVELOPE_ATTRIBUTE}: {text!r}")
     return found
 

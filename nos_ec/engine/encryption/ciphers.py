@@ -35,7 +35,7 @@ from nos_ec.core.encryption.envelope import (
     OF_CUSTOMER,
     ONE_SEGMENT,
     ONE_SEGMENT_BYTES_MAX,
-    PARTS,
+    PARTS_OF_CUSTOMER,
     PLAIN_SEGMENT_BYTES,
     SALT_BYTES,
     SEGMENT_BYTES,
@@ -45,7 +45,7 @@ from nos_ec.core.encryption.envelope import (
 )
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import Manifest
+from nos_ec.core.parts import Manifest, UploadId
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
 
 KEY_BYTES = 32
@@ -99,12 +99,16 @@ class ObjectCipher:
 
     def fits(self, envelope: Envelope) -> bool:
         """Return whether this key of a customer is the one of the envelope."""
-        return hmac.compare_digest(self._sealed(b""), envelope.md5)
+        return hmac.compare_digest(self.customers_check(), envelope.md5)
+
+    def customers_check(self) -> bytes:
+        """Return a MAC that only this key of a customer can have made."""
+        return hmac.digest(self._mac_key, b"customer", "sha256")[:TAG_BYTES]
 
     def _sealed(self, md5: bytes) -> bytes:
         """Return what the envelope has as its MD5."""
         if self._number == OF_CUSTOMER:
-            return hmac.digest(self._mac_key, b"customer", "sha256")[:TAG_BYTES]
+            return self.customers_check()
         return self.masked("ETag", md5)
 
     # --- encrypting -------------------------------------------------------------------------------
@@ -130,8 +134,10 @@ class ObjectCipher:
         return Envelope(SEGMENTS, self._number, self._salt, self._mac(masked), masked)
 
     def envelope_of_parts(self, md5: bytes, manifest: Manifest) -> Envelope:
-        """Return the envelope of an object that is composed of encrypted parts. `md5`: of the MD5s of its parts."""
-        found = Envelope(PARTS, self._number, self._salt, b"", self.masked("ETag", md5), manifest.size)
+        """Return the envelope of an object that is composed of encrypted parts. `md5`: of the MD5s of its parts, or the
+        check of the customer's key (`upload_check`)."""
+        shown = md5 if self._format == PARTS_OF_CUSTOMER else self.masked("ETag", md5)
+        found = Envelope(self._format, self._number, self._salt, b"", shown, manifest.size)
         return replace(found, check=self._mac_of_parts(found, manifest))
 
     # --- decrypting -------------------------------------------------------------------------------
@@ -185,6 +191,12 @@ class ObjectCipher:
 
     def _corrupt(self, what: str) -> Corrupt:
         return Corrupt(f"{self._key}: {what} was changed, or belongs to another object or key", key=self._key)
+
+
+def upload_check(customers_key: bytes, upload_id: UploadId, key: ObjectKey) -> bytes:
+    """Return a MAC that shows whether a customer's key is the one of an upload, and of the object that is composed of
+    its parts."""
+    return ObjectCipher(customers_key, PARTS_OF_CUSTOMER, OF_CUSTOMER, upload_id, key).customers_check()
 
 
 class EncryptedStream:

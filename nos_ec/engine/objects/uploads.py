@@ -72,13 +72,23 @@ class MultipartUploads:
         self._clock = clock
         self._new_id = new_id
 
-    def create(self, key: ObjectKey, owner: str, attributes: bytes) -> UploadRow:
-        """Begin an upload, durably. attributes: kept for the caller, who gives them to the object. Raises InvalidInput
-        (the name of the bucket is too long, or there are too many attributes), Transient."""
+    def new_upload_id(self) -> UploadId:
+        """Return the id of a new upload."""
+        return UploadId(self._new_id())
+
+    def create(self, key: ObjectKey, owner: str, attributes: bytes, upload_id: UploadId | None = None) -> UploadRow:
+        """Begin an upload, durably. attributes: kept for the caller, who gives them to the object. upload_id: from
+        `new_upload_id`, or None. Raises InvalidInput (the name of the bucket is too long, or there are too many
+        attributes), Transient."""
         parts_bucket(key.bucket)
         require_space(decode_attributes(attributes))
         row = UploadRow(
-            UploadId(self._new_id()), key, UploadState.OPEN, self._clock.now_ms(), owner=owner, attributes=attributes
+            upload_id or self.new_upload_id(),
+            key,
+            UploadState.OPEN,
+            self._clock.now_ms(),
+            owner=owner,
+            attributes=attributes,
         )
         self._metadata.create_upload(row)
         return row

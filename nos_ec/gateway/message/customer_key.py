@@ -71,7 +71,7 @@ def refuse_customer_key(request: Request) -> None:
     if not _NAMES.isdisjoint(request.header_values):
         raise S3Error(
             "NotImplemented",
-            "Uploads in parts, and forms, cannot use keys of customers. PUT the object in one piece.",
+            "Forms cannot use keys of customers. PUT the object instead.",
         )
 
 

@@ -10,6 +10,7 @@ plain bytes would confirm guesses of the content, so both are stored masked.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,20 +18,28 @@ from functools import partial
 from typing import Protocol
 
 from nos_ec.core.conditions import MD5_BYTES, Condition
-from nos_ec.core.encryption.envelope import ENVELOPE_ATTRIBUTE, OF_CUSTOMER, PARTS, SALT_BYTES, Envelope, envelope_of
+from nos_ec.core.encryption.envelope import (
+    ENVELOPE_ATTRIBUTE,
+    OF_CUSTOMER,
+    PARTS,
+    PARTS_OF_CUSTOMER,
+    SALT_BYTES,
+    Envelope,
+    envelope_of,
+)
 from nos_ec.core.errors import ConfigError, Corrupt, NotFound
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import Manifest
-from nos_ec.engine.encryption.ciphers import EncryptedStream, ObjectCipher, ReadStored, decrypted
+from nos_ec.core.parts import Manifest, UploadId
+from nos_ec.engine.encryption.ciphers import EncryptedStream, ObjectCipher, ReadStored, decrypted, upload_check
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.gateway.auth.access import BucketAccess
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.message.call import Call
-from nos_ec.gateway.message.customer_key import CustomerKey, customer_key, refuse_customer_key
+from nos_ec.gateway.message.customer_key import CustomerKey, customer_key
 from nos_ec.gateway.message.object_headers import CHECKSUM, checksum_attribute, checksum_of, etag
 from nos_ec.gateway.message.versions import number_of
-from nos_ec.ports.metadata import ObjectRow, ObjectSummary
+from nos_ec.ports.metadata import ObjectRow, ObjectSummary, UploadRow
 from nos_ec.s3 import checksums
 from nos_ec.s3.checksums import Algorithm
 from nos_ec.s3.documents import AES256, KMS, kms_key_of, with_kms_key
@@ -98,32 +107,50 @@ class Encryption:
             raise Corrupt(f"bucket {access.row.name}: its encryption configuration cannot be read; put it again")
         return method
 
-    def wanted_of_upload(self, call: Call) -> str | None:
+    def wanted_of_upload(self, call: Call, upload_id: UploadId) -> str | None:
         """Return how the parts of a new upload are to be encrypted, like `wanted`, but always with the name of a KMS
-        key, so that all parts have the same. Raises NotImplemented for a key of the customer, and what `wanted` and
+        key, so that all parts have the same, and CUSTOMER with the check of the key. Raises what `wanted` and
         `require_key` raise."""
-        refuse_customer_key(call.request)
         method = self.wanted(call)
         if method is None:
             return None
+        if method == CUSTOMER:
+            self.require_key(AES256)  # which authenticates the list of the parts
+            customers = customer_key(call.request)
+            assert customers is not None
+            return f"{CUSTOMER} {upload_check(customers.key, upload_id, call.object_key).hex()}"
         kms_key = self._ring.kms_key(self.require_key(method)[0])
         return AES256 if kms_key is None else with_kms_key(kms_key)
 
-    def require_method(self, call: Call, method: str | None) -> None:
-        """Raise InvalidRequest if a part asks for another encryption than that of its upload (`method`), or if the
-        bucket has begun to encrypt since a plain upload began, so that no plain bytes are stored silently. Raises
-        what `wanted` raises, and NotImplemented for a key of the customer."""
-        refuse_customer_key(call.request)
+    def key_of_upload(
+        self, call: Call, upload: UploadRow, method: str | None, *, needs_key: bool
+    ) -> CustomerKey | None:
+        """Return the key of the customer in a request about an upload that began with this method; None without one.
+        Raises InvalidRequest if the request has another encryption than the upload, or no key and `needs_key`, and what
+        `customer_key` raises."""
+        sent, header = customer_key(call.request), call.request.header
+        algorithm, _, detail = (method or "").partition(" ")
+        is_customers = algorithm == CUSTOMER
+        if sent is not None and is_customers:
+            check = upload_check(sent.key, upload.upload_id, upload.key).hex()
+            if not hmac.compare_digest(check, detail):
+                raise S3Error("InvalidRequest", "The key of the customer is not the one with which the upload began.")
+        elif sent is not None or (is_customers and needs_key):
+            raise S3Error("InvalidRequest", "A part needs a key of the customer exactly if its upload began with one.")
+        named = (None, None) if is_customers else (algorithm, detail)
+        if (header(HEADER) or named[0], header(KMS_KEY_HEADER) or named[1]) != named:
+            raise S3Error("InvalidRequest", "A part is encrypted as its upload is; begin another upload instead.")
+        return sent
+
+    def refuse_plain(self, call: Call, method: str | None) -> None:
+        """Raise InvalidRequest if the bucket has begun to encrypt since a plain upload began (`method` is None), so
+        that no plain bytes are stored silently. Raises what `wanted` raises."""
         if method is None and self.wanted(call) is not None:
             raise S3Error(
                 "InvalidRequest",
                 "This upload began without encryption, but now its bucket or its parts ask for it. Abort the upload,"
                 " and begin it again.",
             )
-        algorithm, _, kms_key = (method or "").partition(" ")
-        header = call.request.header
-        if (header(HEADER) or algorithm, header(KMS_KEY_HEADER) or kms_key) != (algorithm, kms_key):
-            raise S3Error("InvalidRequest", "A part is encrypted as its upload is; begin another upload instead.")
 
     def require_key(self, method: str) -> tuple[int, bytes]:
         """Return the key that encrypts new objects with this method (`wanted`), with its number. Raises NotImplemented
@@ -190,10 +217,15 @@ class Encryption:
         attributes: Mapping[str, str],
     ) -> dict[str, str]:
         """Return the attributes of an object that is composed of encrypted parts, with its envelope, and its checksum
-        encrypted. `md5s` are those of its parts, as clients see them. Raises what `require_key` raises."""
-        number, store_key = self.require_key(method)
-        cipher = ObjectCipher(store_key, PARTS, number, self._random(SALT_BYTES), key)
-        md5 = hashlib.md5(b"".join(md5s), usedforsecurity=False).digest()
+        encrypted. `method` is that of the upload. `md5s` are those of its parts, as clients see them. Raises what
+        `require_key` raises."""
+        algorithm, _, check = method.partition(" ")
+        if algorithm == CUSTOMER:
+            kind, md5, (number, store_key) = PARTS_OF_CUSTOMER, bytes.fromhex(check), self.require_key(AES256)
+        else:
+            kind, (number, store_key) = PARTS, self.require_key(method)
+            md5 = hashlib.md5(b"".join(md5s), usedforsecurity=False).digest()
+        cipher = ObjectCipher(store_key, kind, number, self._random(SALT_BYTES), key)
         envelope = cipher.envelope_of_parts(md5, manifest)
         return masked_checksum(cipher, attributes) | {ENVELOPE_ATTRIBUTE: envelope.encode()}
 
@@ -204,11 +236,11 @@ class Encryption:
         another key, and what `customer_key` raises."""
         sent = customer_key(request, of_source=of_source)
         envelope = row.envelope if row.attributes else None
-        if envelope is None or envelope.number != OF_CUSTOMER:
+        if envelope is None or not envelope.is_of_customer:
             if sent is not None:
                 raise S3Error("InvalidRequest", "The encryption parameters are not applicable to this object.")
             return None
-        self._cipher(row, envelope, sent)
+        _require_key(row, envelope, sent)
         return sent
 
     def open(
@@ -221,22 +253,27 @@ class Encryption:
             return self._store.open_version(row, first, length)
         rest = row.users_size - first
         count = rest if length is None else min(length, rest)
-        if envelope.format == PARTS:
-            return self._open_parts(row, envelope, first, count)
+        if envelope.is_of_parts:
+            return self._open_parts(row, envelope, first, count, customers)
         cipher = self._cipher(row, envelope, customers)
         return decrypted(cipher, envelope, row.size, first, count, partial(self._store.open_ciphertext, row))
 
-    def _open_parts(self, row: ObjectRow, envelope: Envelope, first: int, length: int) -> Iterator[bytes]:
+    def _open_parts(
+        self, row: ObjectRow, envelope: Envelope, first: int, length: int, customers: CustomerKey | None
+    ) -> Iterator[bytes]:
         manifest = self._store.manifest(row)
         if manifest is None:
             raise Corrupt(f"{row.key}: its envelope is of an object that is composed of parts", key=row.key)
         self._cipher(row, envelope).require_manifest(envelope, manifest)
-        return self._store.open_parts(row, manifest, first, length, self._decrypt_part)
+        decrypt = partial(self._decrypt_part, customers)
+        return self._store.open_parts(row, manifest, first, length, decrypt)
 
-    def _decrypt_part(self, part: ObjectRow, first: int, length: int, read: ReadStored) -> Iterator[bytes]:
+    def _decrypt_part(
+        self, customers: CustomerKey | None, part: ObjectRow, first: int, length: int, read: ReadStored
+    ) -> Iterator[bytes]:
         envelope = part.envelope
         assert envelope is not None  # the manifest says that it is encrypted
-        return decrypted(self._cipher(part, envelope), envelope, part.size, first, length, read)
+        return decrypted(self._cipher(part, envelope, customers), envelope, part.size, first, length, read)
 
     def etag_of(self, row: ObjectRow) -> str:
         """Return the ETag of an object, without quotes. Raises ConfigError, Corrupt."""
@@ -282,7 +319,7 @@ class Encryption:
         envelope = row.envelope if row.attributes else None
         if envelope is None:
             return None
-        if envelope.number == OF_CUSTOMER:
+        if envelope.is_of_customer:
             return CUSTOMER
         kms_key = self._ring.kms_key(envelope.number)
         return AES256 if kms_key is None else with_kms_key(kms_key)
@@ -295,20 +332,28 @@ class Encryption:
         return self._cipher(row, envelope).md5(envelope) if self._shows_plain_md5(envelope) else row.tag[0]
 
     def _shows_plain_md5(self, envelope: Envelope) -> bool:
-        return envelope.number != OF_CUSTOMER and self._ring.kms_key(envelope.number) is None
+        return not envelope.is_of_customer and self._ring.kms_key(envelope.number) is None
 
     def _cipher(self, row: ObjectRow, envelope: Envelope, customers: CustomerKey | None = None) -> ObjectCipher:
         if envelope.number != OF_CUSTOMER:
             return ObjectCipher.of(self._ring.key(envelope.number), envelope, row.key)
-        if customers is None:
-            raise S3Error(
-                "InvalidRequest",
-                "The object was stored using a form of Server Side Encryption. The correct parameters must be provided"
-                " to retrieve the object.",
-            )
-        if not ObjectCipher(customers.key, envelope.format, OF_CUSTOMER, envelope.salt, row.key).fits(envelope):
-            raise S3Error("AccessDenied", "The key of the customer is not the one with which the object was stored.")
-        return ObjectCipher.of(customers.key, envelope, row.key)
+        return ObjectCipher.of(_require_key(row, envelope, customers), envelope, row.key)
+
+
+def _require_key(row: ObjectRow, envelope: Envelope, customers: CustomerKey | None) -> bytes:
+    """Return the key of the customer. Raises InvalidRequest without one, AccessDenied if it is not that of the
+    object."""
+    if customers is None:
+        raise S3Error(
+            "InvalidRequest",
+            "The object was stored using a form of Server Side Encryption. The correct parameters must be provided"
+            " to retrieve the object.",
+        )
+    composition = row.composition
+    salt = envelope.salt if composition is None else composition.upload_id
+    if not ObjectCipher(customers.key, envelope.format, OF_CUSTOMER, salt, row.key).fits(envelope):
+        raise S3Error("AccessDenied", "The key of the customer is not the one with which the object was stored.")
+    return customers.key
 
 
 def masked_checksum(cipher: ObjectCipher, attributes: Mapping[str, str]) -> dict[str, str]:
@@ -328,6 +373,6 @@ def headers_of_method(method: str | None) -> dict[str, str]:
     """Return the headers that say how an object is encrypted (`Encryption.method_of`); none if it is not."""
     if method == AES256:
         return {HEADER: AES256}
-    if method is None or method == CUSTOMER:  # an answer with a key of the customer has its headers
+    if method is None or method.startswith(CUSTOMER):  # an answer with a key of the customer has its headers
         return {}
     return {HEADER: KMS, KMS_KEY_HEADER: kms_key_of(method) or "", _BUCKET_KEY_HEADER: "true"}

@@ -21,6 +21,7 @@ from nos_ec.engine.objects.uploads import Choose, MultipartUploads, Seal, Stored
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, owner_named
+from nos_ec.gateway.message.customer_key import customer_key
 from nos_ec.gateway.message.encryption import Encryption, headers_of_method
 from nos_ec.gateway.message.failures import no_such_upload
 from nos_ec.gateway.message.object_headers import (
@@ -98,11 +99,12 @@ class MultipartOperations:
         call.require(Rights.WRITE)
         request = call.request
         refuse_unsupported(request)
-        method = self._encryption.wanted_of_upload(call)
+        upload_id = self._uploads.new_upload_id()
+        method, customers = self._encryption.wanted_of_upload(call, upload_id), customer_key(request)
         attributes = attributes_of_call(call)
         kind = request.header("x-amz-checksum-type")
         name = request.header("x-amz-checksum-algorithm")
-        headers = headers_of_method(method)
+        headers = headers_of_method(method) if customers is None else customers.headers
         if name is not None:
             algorithm = checksums.algorithm_named(name)
             wanted = checksums.type_of_upload(algorithm, kind)
@@ -116,7 +118,7 @@ class MultipartOperations:
         require_space(attributes | {CHECKSUM: "x" * _CHECKSUM_LENGTH_MAX}, encrypted=method is not None)
         lock = self._locks.of_headers(call)
         stored = encoded(attributes) if lock is None else with_lock(encoded(attributes), lock)
-        row = self._uploads.create(call.object_key, call.account or "", stored)
+        row = self._uploads.create(call.object_key, call.account or "", stored, upload_id)
         headers |= abort_headers(self._access.lifecycle_rules(call.bucket), row)
         return xml(answers.upload_created(call.bucket, call.key, row.upload_id.hex()), headers)
 
@@ -143,11 +145,12 @@ class MultipartOperations:
         """Store a part, encrypted as its upload says. Returns it with the MD5 of its ETag, and the headers that say how
         it is encrypted."""
         method = attributes_of(upload).get(_UPLOAD_ENCRYPTION)
-        self._encryption.require_method(call, method)
-        encrypt = None if method is None else partial(self._encryption.encrypted, method)
+        self._encryption.refuse_plain(call, method)
+        customers = self._encryption.key_of_upload(call, upload, method, needs_key=True)
+        encrypt = None if method is None else partial(self._encryption.encrypted, method, customers=customers)
         made = store_body(self._store, part_request(upload, number), body, attributes, encrypt)
         md5 = self._encryption.md5_of_new(made.row, method, made.md5)
-        return made._replace(md5=md5), headers_of_method(method)
+        return made._replace(md5=md5), headers_of_method(method) if customers is None else customers.headers
 
     def upload_part_copy(self, call: Call) -> Reply:
         """Store a copy of an object or of a range of it as a part."""
@@ -170,10 +173,11 @@ class MultipartOperations:
         upload = self._open(call)
         marker = call.number("part-number-marker", 0, PARTS_MAX)
         limit = call.number("max-parts", 1000, 1000)
+        show = self._show(call, upload)
         parts = self._uploads.list_parts(upload, marker, limit + 1)
         listed = [
             answers.Part(part.number, part.size, part.stored.row.created_ms, part.md5.hex(), part.checksum)
-            for part in map(self._shown, parts[:limit])
+            for part in map(show, parts[:limit])
         ]
         answer = answers.list_parts(
             call.bucket,
@@ -192,8 +196,9 @@ class MultipartOperations:
         upload_id = _upload_id(call)
         wanted = documents.complete_upload(read_document(call, of_object=True))
         upload = self._uploads.find(upload_id, call.object_key)
-        self._encryption.require_method(call, attributes_of(upload).get(_UPLOAD_ENCRYPTION))
         is_done = upload.state is UploadState.COMPLETED
+        if not is_done:
+            self._encryption.refuse_plain(call, attributes_of(upload).get(_UPLOAD_ENCRYPTION))
         choose = self._choice(call, upload, wanted)
         row = self._completed(upload, choose) if is_done else self._complete(call, upload, choose)
         attributes = attributes_of(row)
@@ -218,10 +223,10 @@ class MultipartOperations:
             raise S3Error("InvalidRequest", "The checksum type is not the one that the upload was created with.")
         own = _UPLOAD_CHECKSUM, _UPLOAD_ENCRYPTION
         given = {name: value for name, value in attributes_of(upload).items() if name not in own}
-        of_object = checksums.object_checksum_of(request)
+        of_object, show = checksums.object_checksum_of(request), self._show(call, upload)
 
         def choose(stored: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], Mapping[str, str]]:
-            parts = _chosen(wanted, stored, self._shown)
+            parts = _chosen(wanted, stored, show)
             size = sum(part.size for part in parts)
             sent_size = request.header("x-amz-mp-object-size")
             if sent_size is not None and sent_size != str(size):
@@ -263,10 +268,23 @@ class MultipartOperations:
 
         return seal
 
-    def _shown(self, part: StoredPart) -> _ShownPart:
-        row = part.row
-        attributes = self._encryption.shown(row, attributes_of(row))
-        return _ShownPart(part, row.users_size, self._encryption.md5_of(row), checksum_of(attributes))
+    def _show(self, call: Call, upload: UploadRow) -> Callable[[StoredPart], _ShownPart]:
+        """Return what shows the parts of an upload. The checksums of parts with a key of the customer are missing if
+        the request does not have it, which it need not. Raises what `Encryption.key_of_upload` raises."""
+        customers = customer_key(call.request)
+        if upload.state is UploadState.OPEN:  # a completed one has no attributes, but its parts refuse a wrong key, too
+            method = attributes_of(upload).get(_UPLOAD_ENCRYPTION)
+            self._encryption.key_of_upload(call, upload, method, needs_key=False)
+
+        def show(part: StoredPart) -> _ShownPart:
+            row, attributes = part.row, attributes_of(part.row)
+            envelope = row.envelope
+            if envelope is not None and envelope.is_of_customer and customers is None:
+                attributes.pop(CHECKSUM, None)
+            checksum = checksum_of(self._encryption.shown(row, attributes, customers))
+            return _ShownPart(part, row.users_size, self._encryption.md5_of(row), checksum)
+
+        return show
 
     def _object_exists(self, call: Call) -> bool:
         try:

@@ -212,7 +212,7 @@ class ObjectOperations:
             # The checksums are of the whole object.
             headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
             if part is not None and kind is not None:
-                headers |= self._checksum_of_part(row.key, part) | {"x-amz-checksum-type": kind}
+                headers |= self._checksum_of_part(row.key, part, version.customers) | {"x-amz-checksum-type": kind}
         return _Head(Reply(206, headers, length=extent.length), extent.first)
 
     def _headers(self, call: Call, version: _Version) -> dict[str, str]:
@@ -254,14 +254,14 @@ class ObjectOperations:
             return _Extent(0, size, False, part)
         return _Extent(*wanted, True, part)
 
-    def _checksum_of_part(self, key: ObjectKey, part: _Part) -> dict[str, str]:
+    def _checksum_of_part(self, key: ObjectKey, part: _Part, customers: CustomerKey | None) -> dict[str, str]:
         """Return the headers with the checksum of a part; none if it was stored without one."""
         assert part.upload_id is not None
         stored = self._uploads.parts_of(key, part.upload_id, part.number - 1, 1)
         if not stored or stored[0].number != part.number:
             return {}
         row = stored[0].row
-        return checksum_headers(self._encryption.shown(row, attributes_of(row)))
+        return checksum_headers(self._encryption.shown(row, attributes_of(row), customers))
 
     def _part(self, call: Call, row: ObjectRow) -> _Part | None:
         """Return the part that `partNumber` names; None without that parameter."""
@@ -359,7 +359,7 @@ class ObjectOperations:
         row, attributes, customers = self._readable(call, with_acl=False)
         attributes, shown_etag = self._encryption.shown(row, attributes, customers), self._encryption.etag_of(row)
         check_read(call.request, shown_etag, row.created_ms)
-        parts = self._parts(call, row, attributes) if "ObjectParts" in words else {}
+        parts = self._parts(call, row, attributes, customers) if "ObjectParts" in words else {}
         body = answers.object_attributes(
             etag=shown_etag if "ETag" in words else None,
             checksum=_without_parts(checksum_of(attributes)) if "Checksum" in words else None,
@@ -369,7 +369,9 @@ class ObjectOperations:
         )
         return xml(body, {"last-modified": http_date(row.created_ms), **version_headers(call.versioning, row)})
 
-    def _parts(self, call: Call, row: ObjectRow, attributes: dict[str, str]) -> dict[str, Any]:
+    def _parts(
+        self, call: Call, row: ObjectRow, attributes: dict[str, str], customers: CustomerKey | None
+    ) -> dict[str, Any]:
         """Return the description of an object's parts for GetObjectAttributes; empty without parts."""
         manifest = self._store.manifest(row)
         if manifest is None:
@@ -382,7 +384,8 @@ class ObjectOperations:
         if checksum is not None and checksum.kind == ChecksumType.COMPOSITE.value and limit:
             stored = self._uploads.parts_of(row.key, manifest.upload_id, marker, limit)
             by_number = {
-                part.number: checksum_of(self._encryption.shown(part.row, attributes_of(part.row))) for part in stored
+                part.number: checksum_of(self._encryption.shown(part.row, attributes_of(part.row), customers))
+                for part in stored
             }
         return {
             "parts_count": len(manifest.parts),

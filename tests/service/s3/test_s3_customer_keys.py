@@ -20,6 +20,7 @@ from nos_ec.engine.objects.store import Store
 from nos_ec.gateway.auth.key_ring import KeyRing
 from tests.rig.at_rest import end_log
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, refused, serving
+from tests.service.s3.test_s3_multipart import body_of
 
 KEY, OTHER = b"k" * 31 + b"\xff", b"o" * 32
 SSE_C = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": KEY}
@@ -37,7 +38,7 @@ def md5_of(key: bytes) -> str:
 
 
 def by_hand(key: bytes) -> dict[str, str]:
-    """For GetObjectAttributes, for which botocore neither encodes the key nor adds its MD5."""
+    """For the operations for which botocore neither encodes the key nor adds its MD5."""
     encoded = base64.b64encode(key).decode()
     return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": encoded, "SSECustomerKeyMD5": md5_of(key)}
 
@@ -217,9 +218,9 @@ def test_refused_requests(gateway: Gateway, ann: Any) -> None:
     ann.put_object(**NAMED, Body=b"data", **SSE_C)
     refused("InvalidRequest", 400, over_http.get_object, **NAMED, **SSE_C)
     upload = {"Bucket": "photos", "Key": "u"}
-    refused("NotImplemented", 501, ann.create_multipart_upload, **upload, **SSE_C)
+    refused("NotImplemented", 501, ann.create_multipart_upload, **upload, **SSE_C)  # without a key of the store
     upload["UploadId"] = ann.create_multipart_upload(**upload)["UploadId"]
-    refused("NotImplemented", 501, ann.upload_part, **upload, PartNumber=1, Body=b"part", **SSE_C)
+    refused("InvalidRequest", 400, ann.upload_part, **upload, PartNumber=1, Body=b"part", **SSE_C)
     url = ann.generate_presigned_url("get_object", Params=NAMED)
     path = url.removeprefix(gateway.url)
     status, body, _ = gateway.raw("GET", f"{path}&{P}key={K64}", X_Forwarded_Proto="https")
@@ -247,3 +248,99 @@ def test_keys_are_neither_logged_nor_shown_nor_stored(system: System) -> None:
     end_log(system)
     for secret in (KEY.hex(), K64, md5_of(KEY), hashlib.md5(KEY, usedforsecurity=False).hexdigest()):
         assert secret not in repr(attributes)
+
+
+class TestUploads:
+    """Uploads in parts. CompleteMultipartUpload comes without the key, so they need a key of the store, too."""
+
+    BODIES = (body_of(5 << 20, 1), body_of((5 << 20) + 17, 2), body_of(100_000, 3))
+    WHOLE = b"".join(BODIES)
+
+    @pytest.fixture(autouse=True)
+    def _key_of_store(self, system: System) -> None:
+        KeyRing(system.metadata, MASTERS, system.clock).add(os.urandom)
+
+    def begun(self, ann: Any, key: dict[str, Any] = SSE_C, **options: Any) -> tuple[dict[str, Any], list[Any]]:
+        made = ann.create_multipart_upload(**NAMED, **options, **key)
+        assert made["SSECustomerKeyMD5"] == md5_of(key["SSECustomerKey"])
+        of, parts = {**NAMED, "UploadId": made["UploadId"]}, []
+        checksum = {name: text for name, text in options.items() if name == "ChecksumAlgorithm"}
+        for number, body in enumerate(self.BODIES, 1):
+            part = ann.upload_part(**of, PartNumber=number, Body=body, **checksum, **key)
+            assert part["SSECustomerKeyMD5"] == md5_of(key["SSECustomerKey"])
+            sums = {name: text for name, text in part.items() if name == "ChecksumCRC32"}
+            parts.append({"PartNumber": number, "ETag": part["ETag"], **sums})
+        return of, parts
+
+    def completed(self, ann: Any, **options: Any) -> Any:
+        of, parts = self.begun(ann)
+        return ann.complete_multipart_upload(**of, MultipartUpload={"Parts": parts}, **options)
+
+    @pytest.mark.parametrize("with_key", [True, False])
+    def test_life(self, ann: Any, store: Store, with_key: bool) -> None:
+        key = by_hand(KEY) if with_key else {}
+        of, parts = self.begun(ann, ChecksumAlgorithm="CRC32")
+        listed = ann.list_parts(**of, **key)["Parts"]
+        assert [(one["Size"], one["ETag"]) for one in listed] == [
+            (len(body), part["ETag"]) for body, part in zip(self.BODIES, parts, strict=True)
+        ]
+        assert [one.get("ChecksumCRC32") for one in listed] == [
+            part["ChecksumCRC32"] if with_key else None for part in parts
+        ]
+        made = ann.complete_multipart_upload(**of, MultipartUpload={"Parts": parts}, **key)
+        assert ann.complete_multipart_upload(**of, MultipartUpload={"Parts": parts}, **key)["ETag"] == made["ETag"]
+        got = ann.get_object(**NAMED, ChecksumMode="ENABLED", **SSE_C)
+        assert got["Body"].read() == self.WHOLE
+        assert (got["ETag"], got["SSECustomerKeyMD5"]) == (made["ETag"], md5_of(KEY))
+        assert got["ChecksumCRC32"] == made["ChecksumCRC32"]
+        first = (5 << 20) - 9
+        assert (
+            ann.get_object(**NAMED, Range=f"bytes={first}-{first + 99}", **SSE_C)["Body"].read()
+            == (self.WHOLE[first : first + 100])
+        )
+        head = ann.head_object(**NAMED, PartNumber=3, ChecksumMode="ENABLED", **SSE_C)
+        assert (head["ContentLength"], head["ChecksumCRC32"]) == (100_000, parts[2]["ChecksumCRC32"])
+        (entry,) = ann.list_objects_v2(Bucket="photos")["Contents"]
+        assert (entry["ETag"], entry["Size"]) == (made["ETag"], len(self.WHOLE))
+        found = ann.get_object_attributes(**NAMED, ObjectAttributes=["ObjectParts", "ObjectSize"], **by_hand(KEY))
+        assert (found["ObjectSize"], found["ObjectParts"]["TotalPartsCount"]) == (len(self.WHOLE), 3)
+        ann.copy_object(Bucket="photos", Key="plain", **of_source(KEY))
+        assert store.get(ObjectKey("photos", "plain")) == self.WHOLE
+        with pytest.raises(Encrypted):
+            store.get(ObjectKey("photos", "a"))
+
+    def test_a_wrong_key(self, ann: Any) -> None:
+        self.completed(ann)
+        for options in ({}, {"Range": "bytes=0-0"}, {"PartNumber": 2}):
+            refused("AccessDenied", 403, ann.get_object, **NAMED, **options, **WRONG)
+            refused("InvalidRequest", 400, ann.get_object, **NAMED, **options)
+        refused("403", 403, ann.head_object, **NAMED, **WRONG)
+        refused("400", 400, ann.head_object, **NAMED)
+        refused("AccessDenied", 403, ann.copy_object, Bucket="photos", Key="b", **of_source(OTHER))
+
+    def test_all_parts_have_the_key_of_the_upload(self, ann: Any) -> None:
+        of, parts = self.begun(ann)
+        part = {**of, "PartNumber": 1, "Body": b"part"}
+        refused("InvalidRequest", 400, ann.upload_part, **part, **WRONG)
+        refused("InvalidRequest", 400, ann.upload_part, **part)
+        ann.put_object(Bucket="photos", Key="source", Body=b"data")
+        copied = {**of, "PartNumber": 1, "CopySource": "photos/source"}
+        refused("InvalidRequest", 400, ann.upload_part_copy, **copied)
+        refused("InvalidRequest", 400, ann.upload_part_copy, **copied, **WRONG)
+        refused("InvalidRequest", 400, ann.list_parts, **of, **by_hand(OTHER))
+        listed = {"MultipartUpload": {"Parts": parts}}
+        refused("InvalidRequest", 400, ann.complete_multipart_upload, **of, **listed, **by_hand(OTHER))
+        etag = ann.upload_part_copy(**copied, **SSE_C)["CopyPartResult"]["ETag"]
+        ann.complete_multipart_upload(**of, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]})
+        assert ann.get_object(**NAMED, **SSE_C)["Body"].read() == b"data"
+
+    def test_a_part_of_another_object(self, gateway: Gateway, ann: Any, store: Store) -> None:
+        self.completed(ann)
+        row = store.head(ObjectKey("photos", "a"))
+        assert row.composition is not None
+        prefix = row.composition.upload_id.hex()
+        one, other = store.list_objects(".nos_ec.parts.photos", prefix, "", 2)
+        assert gateway.system.metadata.set_attributes(one, other.attributes)
+        store.forget(one.key)
+        with serving(gateway.system, SETTINGS.model_copy(update={"trusted_proxies": "127.0.0.1"})) as fresh:
+            refused("InternalError", 500, over_https(fresh.client("ann")).get_object, **NAMED, **SSE_C)

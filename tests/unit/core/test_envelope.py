@@ -15,6 +15,7 @@ from nos_ec.core.encryption.envelope import (
     ONE_SEGMENT,
     ONE_SEGMENT_BYTES_MAX,
     PARTS,
+    PARTS_OF_CUSTOMER,
     PLAIN_SEGMENT_BYTES,
     SEGMENT_BYTES,
     SEGMENTS,
@@ -34,7 +35,7 @@ ENVELOPE = Envelope(SEGMENTS, 258, bytes(range(16)), bytes(range(16, 32)), bytes
 
 FIELDS = [st.integers(1, 2**16 - 1), *[st.binary(min_size=16, max_size=16)] * 3]
 own = st.builds(Envelope, st.sampled_from([ONE_SEGMENT, SEGMENTS]), st.integers(0, 2**16 - 1), *FIELDS[1:])
-envelopes = own | st.builds(Envelope, st.just(PARTS), *FIELDS, st.integers(0, 2**64 - 1))
+envelopes = own | st.builds(Envelope, st.sampled_from([PARTS, PARTS_OF_CUSTOMER]), *FIELDS, st.integers(0, 2**64 - 1))
 
 
 def test_golden() -> None:
@@ -88,7 +89,9 @@ def test_other_texts_are_corrupt(text: str) -> None:
     "data",
     [
         b"\x00" + bytes(50),
+        b"\x05\x01\x00" + bytes(48),
         b"\x04\x01\x00" + bytes(48),
+        b"\x04\x00\x00" + bytes(56),
         b"\x03\x00\x00" + bytes(56),
         b"\x03\x01\x00" + bytes(48),
         b"\x01\x01\x00" + bytes(56),
