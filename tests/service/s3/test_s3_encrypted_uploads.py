@@ -363,7 +363,7 @@ def changed(gateway: Gateway, row: ObjectRow, attributes: Mapping[str, str]) -> 
 
 
 class TestTampering:
-    """Whoever can write rows of the metadata exchanges them. Each key of an object differs, so that is noticed."""
+    """An attacker who can write rows of the metadata exchanges them, which is noticed, because all have other keys."""
 
     def test_parts_of_one_upload(self, gateway: Gateway, ann: Any, store: Store) -> None:
         bodies = {1: body_of(PART, 1), 2: body_of(PART, 2)}
