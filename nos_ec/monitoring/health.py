@@ -66,7 +66,7 @@ class Health:
     """The heartbeats and dependencies of a process."""
 
     def __init__(self, clock: Clock, stall_ms_max: int) -> None:
-        self._clock = clock
+        self.clock = clock
         self._stall_ms_max = stall_ms_max
         self._hearts: dict[str, Heart] = {}
         self._checks: dict[str, Callable[[], object]] = {}
@@ -75,7 +75,7 @@ class Health:
 
     def heart(self, loop: str) -> Heart:
         """Return a heart for a loop that starts now."""
-        heart = self._hearts[loop] = Heart(self._clock, self._stall_ms_max)
+        heart = self._hearts[loop] = Heart(self.clock, self._stall_ms_max)
         return heart
 
     def require(self, name: str, check: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ _CODES = {
     " MalformedTrailerError MalformedXML MaxMessageLengthExceeded MaxPostPreDataLengthExceededError MetadataTooLarge"
     " MissingSecurityHeader MissingRequestBodyError RequestTimeout TooManyBuckets UnexpectedContent"
     " UnresolvableGrantByEmailAddress XAmzContentChecksumMismatch XAmzContentSHA256Mismatch InvalidStorageClass"
-    " InvalidEncryptionAlgorithmError"
+    " InvalidEncryptionAlgorithmError InvalidTargetBucketForLogging"
     # of the Key Management Service
     " KMS.NotFoundException"
     # of the Security Token Service

@@ -37,6 +37,10 @@ _NOTHING_KNOWN = NoFacts()
 _OF_STATEMENT = frozenset(["Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "NotResource", "Condition"])
 
 
+LOGGING_SERVICE = "service:logging.s3.amazonaws.com"
+"""The service that stores access logs, among the accounts of statements. No account has a name with a colon."""
+
+
 class Verdict(Enum):
     """The result of evaluating a policy for a request. UNDECIDED: it depends on tags that are not known yet."""
 
@@ -235,6 +239,9 @@ def _accounts(principal: Any) -> frozenset[str] | None:
     found: set[str] = set()
     everybody = False
     for kind, given in principal.items():
+        if kind == "Service" and _texts(given, "principal") == [LOGGING_SERVICE.removeprefix("service:")]:
+            found.add(LOGGING_SERVICE)
+            continue
         if kind in ("Service", "Federated"):
             raise S3Error("NotImplemented", f"A principal of the kind {kind} is not supported.")
         if kind not in ("AWS", "CanonicalUser"):

@@ -168,7 +168,7 @@ def _gateway(
     from nos_ec.gateway.server.cell_services import CellServices
     from nos_ec.gateway.server.certificate import find_certificate
     from nos_ec.gateway.server.http_server import GatewayServer, make_service
-    from nos_ec.gateway.server.samples import gateway_samples
+    from nos_ec.gateway.server.samples import gateway_samples, log_samples
     from nos_ec.monitoring.sources import batch_samples
 
     system, settings = served.system, served.settings.s3
@@ -192,6 +192,7 @@ def _gateway(
     new_id = lambda: os.urandom(8).hex().upper()  # noqa: E731
     with GatewayServer(service, settings, new_id, listener, monitor.health, certificate, share) as server:
         monitor.metrics.add("gateway", lambda: gateway_samples(server.counters))
+        monitor.metrics.add("access logs", lambda: log_samples(server.logs))
         monitor.metrics.add("batches", lambda: batch_samples(system.client.puts))
         settle()
         yield server, monitor

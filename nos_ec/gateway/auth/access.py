@@ -19,6 +19,7 @@ from nos_ec.core.expiry import BucketRules, decode_rules
 from nos_ec.core.versions import Versioning
 from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.auth.acls import bucket_rights, is_full_control, is_public, object_rights, without_groups
+from nos_ec.gateway.auth.log_target import LogTarget, decode_target
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.gateway.auth.session_tokens import SessionTokens, invalid_token
 from nos_ec.ports.clock import Clock
@@ -56,6 +57,7 @@ _OF_ACCESS = (
     DocumentKind.OWNERSHIP,
     DocumentKind.OBJECT_LOCK,
     DocumentKind.ENCRYPTION,
+    DocumentKind.LOGGING,
 )
 """The documents from which a BucketAccess is made."""
 
@@ -79,7 +81,7 @@ class BucketAccess:
     """A bucket and the rights of accounts in it. `acl` is in the stored form of auth/acls.py. operations/policies.py
     evaluates `policy`. `versioning` is None if the bucket never had versions. `ownership` is None if the bucket has no
     ownership controls, and `lock` if it has no object lock. `encryption` is its encryption configuration as it is
-    stored, None without one."""
+    stored, None without one. `logging` is where its access log is stored, None without one."""
 
     row: BucketRow
     grants: Mapping[str, Rights]
@@ -90,6 +92,7 @@ class BucketAccess:
     ownership: Ownership | None = None
     lock: LockConfiguration | None = None
     encryption: bytes | None = None
+    logging: LogTarget | None = None
 
     @property
     def has_acls(self) -> bool:
@@ -257,6 +260,7 @@ class Access:
             _ownership_of(name, found.get(DocumentKind.OWNERSHIP)),
             _lock_of(name, found.get(DocumentKind.OBJECT_LOCK)),
             found.get(DocumentKind.ENCRYPTION),
+            _logging_of(name, found.get(DocumentKind.LOGGING)),
         )
 
 
@@ -301,6 +305,16 @@ def _lock_of(name: str, body: bytes | None) -> LockConfiguration | None:
     except S3Error as error:
         _log.error("cannot parse object lock; refusing PUTs without a retention", bucket=name, error=str(error))
         return LockConfiguration(is_readable=False)
+
+
+def _logging_of(name: str, body: bytes | None) -> LogTarget | None:
+    """Return where the access log of a bucket is stored. One that cannot be read counts as none, because a request
+    never fails for its log."""
+    try:
+        return None if body is None else decode_target(body)
+    except ValueError as error:
+        _log.error("cannot parse the configuration of an access log; writing none", bucket=name, error=str(error))
+        return None
 
 
 def _key_of(name: str, kind: DocumentKind) -> str:

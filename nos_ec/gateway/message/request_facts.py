@@ -30,7 +30,8 @@ class RequestFacts:
     for an anonymous request. `owner` is the account that the bucket belongs to, if there is one. `version` is the
     version id that the request names for the object. `existing_tags` are the tags of the object, and `sent_tags` those
     that the request gives an object by other ways than a header; None while they are not known. `of_session`: the
-    policy is that of a session, which did not judge the creation of an upload that somebody else began.
+    policy is that of a session, which did not judge the creation of an upload that somebody else began. `source` is
+    the bucket, and its owner, for which a service of the gateway stores an object; None for requests of clients.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class RequestFacts:
     existing_tags: Mapping[str, str] | None = None
     sent_tags: Mapping[str, str] | None = None
     of_session: bool = False
+    source: tuple[str, str] | None = None
 
     def values(self, named: NamedKey, /) -> Values:
         """See `Facts`. Raises S3Error for a header or parameter that cannot be used."""
@@ -153,6 +155,8 @@ _VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
     "aws:PrincipalType": lambda facts: ("Anonymous" if facts.account is None else "Account",),
     "aws:Referer": lambda facts: facts.header("referer"),
     "aws:SecureTransport": lambda facts: (str(facts.request.scheme == "https").lower(),),
+    "aws:SourceAccount": lambda facts: () if facts.source is None else (facts.source[1],),
+    "aws:SourceArn": lambda facts: () if facts.source is None else (f"arn:aws:s3:::{facts.source[0]}",),
     "aws:SourceIp": RequestFacts.address,
     "aws:UserAgent": lambda facts: facts.header("user-agent"),
     "aws:userid": lambda facts: _some(facts.account),

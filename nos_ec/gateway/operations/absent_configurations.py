@@ -26,7 +26,6 @@ _NOT_FOUND = {
 _NONE_LISTED = (("IsTruncated", "false"),)
 _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "GetBucketAccelerateConfiguration": ("AccelerateConfiguration", ()),
-    "GetBucketLogging": ("BucketLoggingStatus", ()),
     "GetBucketRequestPayment": ("RequestPaymentConfiguration", (("Payer", "BucketOwner"),)),
     "ListBucketAnalyticsConfigurations": ("ListBucketAnalyticsConfigurationResult", _NONE_LISTED),
     "ListBucketIntelligentTieringConfigurations": ("ListBucketIntelligentTieringConfigurationsOutput", _NONE_LISTED),
@@ -34,10 +33,7 @@ _EMPTY: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "ListBucketMetricsConfigurations": ("ListMetricsConfigurationsResult", _NONE_LISTED),
 }
 _NOTHING_TO_DELETE = ("DeleteBucketReplication",)
-_PUT_UNCHANGED = (
-    "PutBucketLogging",
-    "PutBucketRequestPayment",
-)
+_PUT_UNCHANGED = ("PutBucketRequestPayment",)
 ABSENT_CONFIGURATIONS: Mapping[str, None] = dict.fromkeys([*_NOT_FOUND, *_EMPTY, *_NOTHING_TO_DELETE, *_PUT_UNCHANGED])
 """The operations on these configurations."""
 

@@ -106,6 +106,24 @@ def rights_on(
     return rights | decide(tags, sent_tags or {})
 
 
+def require_service_allowed(call: Call, service: str, source: str, owner: str) -> None:
+    """Raise AccessDenied if the policy of the bucket denies an operation to a service of the gateway, which acts for
+    the bucket `source` of this owner. The service needs no consent, because it acts for the owner of both buckets."""
+    assert call.access is not None
+    policy, required = call.access.policy, REQUIRED[call.operation]
+    if policy is None:
+        return
+    facts = replace(
+        _facts(call, call.operation, call.access.row.owner, None),
+        account=None,
+        existing_tags={},
+        source=(source, owner),
+    )
+    resource = f"{call.bucket}/{call.key}"
+    if any(policy.verdict(service, action, resource, facts) is Verdict.DENY for action in required.actions):
+        raise denied()
+
+
 def require_in_session(call: Call) -> None:
     """Raise AccessDenied unless the session of the sender allows an operation without a bucket that exists."""
     if call.operation == "ListBuckets":

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from nos_ec.gateway.message.body import BodyWanted, Source, Unasked
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
+from nos_ec.gateway.server.log_batches import AccessLogs
 from nos_ec.gateway.server.probes import Probes, send_answer
 from nos_ec.gateway.server.record import CLIENT_CLOSED, Record, log_access
 from nos_ec.gateway.server.request_counters import RequestCounters
@@ -62,6 +63,10 @@ class Connection(Protocol):
     def is_closing(self) -> bool:
         """Whether the connection is closing, so that nothing more can be sent."""
 
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """The cipher suite and the version of TLS, as OpenSSL names them; None without TLS."""
+
     def join_head(self) -> None:
         """Send the head of the answer, which is the next write, together with the first piece of its body."""
 
@@ -97,10 +102,12 @@ class App:
         options: AppOptions,
         counters: RequestCounters,
         probes: Probes,
+        logs: AccessLogs,
     ) -> None:
         """`uploads` serves the requests whose bodies are read while they are served, so that slow ones do not delay
         others."""
         self._probes = probes
+        self._logs = logs
         self._service = service
         self._workers = workers
         self._uploads = uploads
@@ -124,7 +131,7 @@ class App:
         remote = proxies.remote(peer, sent)
         record = Record(self._new_id(), scope["method"], remote.address)
         body = _Body(receive, loop, self._options.body_wait_s, self._uploads)
-        request = Request(scope["method"], b"/", b"", [])
+        request, reply = Request(scope["method"], b"/", b"", []), None
         is_refused = connection.is_crowded or self._counters.under_way >= self._options.requests_max
         self._counters.under_way += not is_refused
         try:
@@ -152,6 +159,8 @@ class App:
             self._counters.under_way -= not is_refused
             record.received, record.whole_s = body.size, loop.time() - began_s
             self._counters.add(record)
+            if record.logged is not None:
+                self._logs.add(record, request, reply, connection.tls, scope["http_version"])
             if self._options.logs_access:
                 log_access(record)
 

@@ -13,7 +13,7 @@ from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.gateway.message.body import BodyWanted, Source, Unasked
 from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
-from nos_ec.gateway.operations.object_operations import ObjectOperations
+from nos_ec.gateway.operations.bucket_logging import LogObject
 from nos_ec.gateway.server.http_server import make_service
 from nos_ec.gateway.server.record import Record
 from nos_ec.gateway.server.service import Service, refusal
@@ -88,6 +88,11 @@ class CellServices:
         """Return the answer to a request that failed before it was parsed."""
         return refusal(request, error, record)
 
+    def store_log(self, log: LogObject) -> None:
+        """Store a part of the access log of a bucket, in the cell of the target bucket. Raises what
+        `BucketLogging.store` raises."""
+        self._service_of(log.target).store_log(log)
+
     def _cell_of(self, request: Request, bucket: str) -> _Cell:
         """Return the cell that serves a request about a bucket. For a bucket that there never was, only CreateBucket
         matters: all others are answered alike by every cell."""
@@ -119,16 +124,16 @@ class CellServices:
                         self._settings,
                         self._cells.directory.metadata,
                         _HomesOf(self._cells, cell.name),
-                        self._operations_of,
+                        self._service_of,
                     )
                     if cell.name != self._cells.directory_cell:
                         directory = self._service(self._of[self._cells.directory_cell])
                         cell.service.share_keys(directory)
         return cell.service
 
-    def _operations_of(self, bucket: str) -> ObjectOperations:
+    def _service_of(self, bucket: str) -> Service:
         home = self._cells.home(bucket) or self._cells.directory_cell
-        return self._service(self._named(home, bucket)).objects
+        return self._service(self._named(home, bucket))
 
     def _bucket_of(self, request: Request) -> str | None:
         """Return the bucket that a request is about. Errors are left to the service, which finds them again."""

@@ -67,6 +67,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def is_closing(self) -> bool:
         return self.transport.is_closing()
 
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        found = self.transport.get_extra_info("ssl_object")
+        cipher = None if found is None else found.cipher()
+        return None if cipher is None else (cipher[0], found.version())
+
     def join_head(self) -> None:
         self._joined.keep_next()
 

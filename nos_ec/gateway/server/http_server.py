@@ -17,6 +17,7 @@ from nos_ec.gateway.message.encryption import Encryption
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments
 from nos_ec.gateway.operations.bucket_encryption import bucket_encryption
+from nos_ec.gateway.operations.bucket_logging import BucketLogging
 from nos_ec.gateway.operations.bucket_operations import BucketOperations, Homes
 from nos_ec.gateway.operations.cors import Cors
 from nos_ec.gateway.operations.listings import Listings
@@ -33,6 +34,7 @@ from nos_ec.gateway.server.app import App, AppOptions
 from nos_ec.gateway.server.certificate import Certificate
 from nos_ec.gateway.server.connection_counts import ConnectionCounts
 from nos_ec.gateway.server.http_protocol import IDLE_WAIT_S, GatewayProtocol
+from nos_ec.gateway.server.log_batches import AccessLogs
 from nos_ec.gateway.server.probes import Probes
 from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.gateway.server.service import Answers, Service
@@ -63,12 +65,13 @@ def make_service(
     settings: S3Settings,
     keys: Metadata | None = None,
     homes: Homes | None = None,
-    of_bucket: Callable[[str], ObjectOperations] | None = None,
+    of_bucket: Callable[[str], Service] | None = None,
 ) -> Service:
     """Return the S3 service of an open store: a gateway without its HTTP server.
 
     The service of one cell of several takes access keys and the keys that encrypt objects from `keys`, the metadata of
-    the directory's cell. For `homes` see BucketOperations, for `of_bucket` ObjectOperations.
+    the directory's cell. For `homes` see BucketOperations. `of_bucket` returns the
+    service of the cell that holds a bucket; it raises S3Error (NoSuchBucket), Transient.
     """
     store, metadata, clock = system.client.store(), system.metadata, system.clock
     uploads = system.client.uploads(store)
@@ -77,7 +80,9 @@ def make_service(
     locks_of_puts = LocksOfPuts(locks, clock)
     ring = KeyRing(keys or metadata, master_keys, clock, find_key_service(settings, clock))
     encryption = Encryption(store, ring, system.randomness, by_default=settings.encrypt)
-    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption, of_bucket)
+    objects_of = None if of_bucket is None else lambda bucket: of_bucket(bucket).objects
+    logging_of = None if of_bucket is None else lambda bucket: of_bucket(bucket).logging
+    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption, objects_of)
     return Service(
         access,
         BucketOperations(metadata, uploads, access, clock, settings.region, homes),
@@ -90,6 +95,7 @@ def make_service(
         bucket_encryption(encryption),
         bucket_notifications(settings.topics),
         Websites(access, objects, settings.website_domain_names),
+        BucketLogging(access, objects, clock, logging_of),
         Cors(access),
         PostForms(access, objects, clock),
         SecurityTokens(access, clock),
@@ -131,12 +137,13 @@ class GatewayServer(WebServer):
         proxies = TrustedProxies(settings.trusted_networks)
         options = AppOptions(BODY_WAIT_S, settings.requests_max, settings.access_log, proxies)
         self.counters = RequestCounters()
+        self.logs = AccessLogs(service.store_log, settings.region, health.clock, new_id)
         self.certificate = certificate
         self._workers = Workers(settings.threads, "s3")
         self._upload_workers = Workers(settings.threads, "s3-upload")
         self._probes = Probes(health, [*settings.domain_names, *settings.website_domain_names], proxies)
         super().__init__(
-            App(service, self._workers, self._upload_workers, new_id, options, self.counters, self._probes),
+            App(service, self._workers, self._upload_workers, new_id, options, self.counters, self._probes, self.logs),
             "s3",
             listener,
             stop_wait_s=STOP_WAIT_S,
@@ -156,3 +163,9 @@ class GatewayServer(WebServer):
         super().__exit__()
         for pool in (self._workers, self._upload_workers, self._probes):
             pool.close()
+
+    def finish(self) -> None:
+        """Stop accepting requests, let requests in flight finish, and store what the access logs of buckets still
+        lack, for a while. Safe to repeat."""
+        super().finish()
+        self.logs.close()

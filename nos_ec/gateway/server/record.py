@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from nos_ec.engine.texts import printable
+from nos_ec.gateway.auth.access import BucketAccess
 
 UNKNOWN = "Unknown"
 """The operation of a request that was refused before its operation was known."""
@@ -23,7 +24,7 @@ class Record:
 
     `operation` is its name in the S3 API reference. `code` is the code of the error, empty without one. `status` is 500
     if the request failed after its answer had begun. `received` and `sent` are bytes of the bodies. `remote` is the
-    address of the client, which trusted proxies may report.
+    address of the client, which trusted proxies may report. `logged` is its bucket if that has an access log.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class Record:
     sent: int = 0
     first_byte_s: float = 0.0
     whole_s: float = 0.0
+    logged: BucketAccess | None = None
 
 
 def log_access(record: Record) -> None:

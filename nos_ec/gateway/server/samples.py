@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nos_ec.gateway.server.log_batches import AccessLogs
 from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.monitoring.declarations import s3_metrics as of_s3
 from nos_ec.monitoring.exposition import Sample
@@ -19,6 +20,12 @@ def gateway_samples(counters: RequestCounters) -> Iterator[Sample]:
     for labels, count in list(counters.errors.items()):
         yield Sample(of_s3.S3_ERRORS, count, labels)
     yield Sample(of_s3.S3_UNDER_WAY, counters.under_way)
+
+
+def log_samples(logs: AccessLogs) -> Iterator[Sample]:
+    """Yield the samples of the access logs of buckets, of one process."""
+    yield Sample(of_s3.S3_LOG_LINES, logs.delivered, ("delivered",))
+    yield Sample(of_s3.S3_LOG_LINES, logs.dropped, ("dropped",))
 
 
 def process_samples(processes: int, restarts: int) -> Iterator[Sample]:

@@ -20,6 +20,7 @@ from nos_ec.gateway.message.failures import to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments, DocumentType
+from nos_ec.gateway.operations.bucket_logging import BucketLogging, LogObject
 from nos_ec.gateway.operations.bucket_operations import BUCKET_TAGS, OWNERSHIP, PUBLIC_ACCESS, BucketOperations
 from nos_ec.gateway.operations.cors import CORS, Cors
 from nos_ec.gateway.operations.lifecycle import LIFECYCLE
@@ -58,6 +59,9 @@ class Answers(Protocol):
     def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:
         """Return the answer to a request that failed before it was parsed."""
 
+    def store_log(self, log: LogObject) -> None:
+        """Store a part of the access log of a bucket. Raises what `BucketLogging.store` raises."""
+
 
 class Service:
     """The answers from one store. Safe to call from several threads."""
@@ -75,6 +79,7 @@ class Service:
         encryption: DocumentType,
         notifications: DocumentType,
         websites: Websites,
+        logging: BucketLogging,
         cors: Cors,
         forms: PostForms,
         tokens: SecurityTokens,
@@ -84,6 +89,7 @@ class Service:
     ) -> None:
         self._access = access
         self.objects = objects
+        self.logging = logging
         self._region = region
         self._cors = cors
         self._websites = websites
@@ -128,6 +134,8 @@ class Service:
             "GetBucketWebsite": partial(documents.get, WEBSITE),
             "PutBucketWebsite": partial(documents.put, WEBSITE),
             "DeleteBucketWebsite": partial(documents.delete, WEBSITE),
+            "GetBucketLogging": partial(documents.get, logging.document),
+            "PutBucketLogging": partial(documents.put, logging.document),
             "ListObjects": listings.list_objects,
             "ListObjectsV2": listings.list_objects_v2,
             "ListObjectVersions": listings.list_object_versions,
@@ -171,12 +179,27 @@ class Service:
         except BodyWanted:
             raise
         except Exception as error:
-            reply = _refusal(request, to_s3_error(error, request_id=record.request_id), record)
+            refused = to_s3_error(error, request_id=record.request_id)
+            reply = _refusal(request, refused, record)
+            if refused.status < 500:
+                self._find_log(record)
         if record.operation == "HeadBucket":
             self._name_region(reply, record.bucket)
         if b"origin" in request.header_values and request.method != "OPTIONS":
             self._allow_origin(request, reply)
         return _finished(request, reply, record)
+
+    def store_log(self, log: LogObject) -> None:
+        """Store a part of the access log of a bucket. Raises what `BucketLogging.store` raises."""
+        self.logging.store(log)
+
+    def _find_log(self, record: Record) -> None:
+        """Find the access log of a request that was answered before its bucket was looked up: a refused one, a form, or
+        one that a browser sends first."""
+        if record.logged is None and record.bucket and record.operation not in _WITHOUT_BUCKET:
+            with suppress(S3Error, NosError):  # the bucket does not exist, or its log misses a line
+                access = self._access.bucket(record.bucket)
+                record.logged = None if access.logging is None else access
 
     def _name_region(self, reply: Reply, bucket: str) -> None:
         """Add the region even if the request is refused, because clients look up the region of a bucket without an
@@ -208,8 +231,10 @@ class Service:
             return self._answer_tokens(request, source, record)
         operation = record.operation = operation_of(request, bucket, key)
         if operation == PREFLIGHT:
+            self._find_log(record)
             return self._cors.preflight(request, bucket or "")
         if operation == POST_FORM:
+            self._find_log(record)
             with caused_by(Origin("s3:ObjectCreated:Post", "", record.remote, record.request_id)):
                 return self._forms.post(request, bucket or "", source)
         run = self._operations.get(operation)
@@ -226,6 +251,8 @@ class Service:
         if access is None:
             require_in_session(call)
         else:
+            if access.logging is not None:
+                record.logged = access
             access.require_owner(request.header("x-amz-expected-bucket-owner"))
             apply_policy(call)
         origin = origin_of(call, record.remote, record.request_id)

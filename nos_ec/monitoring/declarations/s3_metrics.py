@@ -49,6 +49,14 @@ S3_UNDER_WAY = _gauge(
     "Each process serves s3.threads requests at the same time, plus as many with large bodies; the others wait. Above"
     " s3.requests_max, a process answers SlowDown.",
 )
+S3_LOG_LINES = _counter(
+    "s3_log_lines",
+    (S3,),
+    "Lines of the access logs of buckets: delivered to their target bucket, or dropped.",
+    "Lines are dropped if the target bucket refuses them, is away for hours or takes them too slowly, or if the process"
+    " ends meanwhile. The log has the reason.",
+    "result",
+)
 S3_PROCESSES = _gauge(
     "s3_processes",
     (S3,),

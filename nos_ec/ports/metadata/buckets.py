@@ -38,7 +38,8 @@ class DocumentKind(StrEnum):
     """The documents that a bucket may have in addition to its row. TAGS, CORS, POLICY, PUBLIC_ACCESS and WEBSITE are
     stored as they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it,
     VERSIONING as a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`, ENCRYPTION
-    as the name of an algorithm, NOTIFICATION as `core.notifications.configuration` writes it."""
+    as the name of an algorithm, NOTIFICATION as `core.notifications.configuration` writes it, LOGGING as
+    `gateway.auth.log_target` writes it."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -52,6 +53,7 @@ class DocumentKind(StrEnum):
     ENCRYPTION = "encryption"
     NOTIFICATION = "notification"
     WEBSITE = "website"
+    LOGGING = "logging"
 
 
 class KeyState(StrEnum):

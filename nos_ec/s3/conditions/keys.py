@@ -106,6 +106,8 @@ def _all_keys() -> Iterable[ConditionKey]:
     yield ConditionKey("aws:CurrentTime", KeyType.DATE)
     yield ConditionKey("aws:EpochTime", KeyType.SECONDS)
     yield ConditionKey("aws:PrincipalArn", KeyType.ARN)
+    yield ConditionKey("aws:SourceAccount")
+    yield ConditionKey("aws:SourceArn", KeyType.ARN)
     yield ConditionKey("aws:SecureTransport", KeyType.BOOL)
     yield ConditionKey("aws:SourceIp", KeyType.ADDRESS)
     for name in ("authType", "ResourceAccount", "signatureversion", "x-amz-content-sha256"):
