@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import structlog
 
-from nos_ec.core.errors import Corrupt, NotFound
+from nos_ec.core.errors import Corrupt, NosError, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.locking.lock import Lock, LockMode, with_lock
 from nos_ec.core.locking.lock_note import LockNote, decode_note, note_buckets, note_number
@@ -26,17 +26,16 @@ _log = structlog.get_logger(__name__)
 
 
 def apply_notes(stores: RebuildInput) -> int:
-    """Give each version the lock in its last note. A note that cannot be read is logged. Running it again changes
-    nothing. Returns how many versions got one. Raises Transient."""
+    """Give each version the lock in its last note. A note that cannot be read is logged, and `unreadable_notes` lists
+    it. Running it again changes nothing. Returns how many versions got one. Raises Transient."""
     changed = 0
     for row in _notes(stores.metadata):
-        try:
-            note = decode_note(stores.bytes_of(row))
-        except (Corrupt, NotFound) as error:
+        note = _note_in(row, stores)
+        if isinstance(note, NosError):
             _log.error(
-                "a note about a lock cannot be read; the version has the lock of its PUT",
+                "a note about a lock cannot be read; the version has an earlier lock",
                 note=str(row.key),
-                error=str(error),
+                error=str(note),
             )
             continue
         versions = [one for page in _versions_of(note.key, stores.metadata) for one in page if _may_be(note, one)]
@@ -50,6 +49,19 @@ def apply_notes(stores: RebuildInput) -> int:
             if attributes != version.attributes and stores.metadata.set_attributes(version, attributes):
                 changed += 1
     return changed
+
+
+def unreadable_notes(stores: RebuildInput) -> Iterator[ObjectRow]:
+    """Yield the notes that cannot be read. Raises Transient."""
+    return (row for row in _notes(stores.metadata) if isinstance(_note_in(row, stores), NosError))
+
+
+def _note_in(row: ObjectRow, stores: RebuildInput) -> LockNote | NosError:
+    """Return a note, or why it cannot be read. Raises Transient."""
+    try:
+        return decode_note(stores.bytes_of(row))
+    except (Corrupt, NotFound) as error:
+        return error
 
 
 def _notes(metadata: Metadata) -> Iterator[ObjectRow]:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from nos_ec.core.formats.dump_format import DumpPage
 from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
+from nos_ec.core.locking.lock_note import note_number
 from nos_ec.core.parts import upload_of_part
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.bucket_rows import records_since
+from nos_ec.engine.dump.lock_rows import unreadable_notes
 from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, DumpSource, RebuildInput, batches
 from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.dump.row_rebuilder import is_in_doubt
@@ -22,7 +24,7 @@ from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.landing.unreadable_slots import unreadable_slots
 from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow
 
-KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "access")
+KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "lock", "access")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Uncertain:
     - `block`: a block that cannot be read completely, or ends with an unfinished group whose objects exist nowhere
       else, or is in quarantine.
     - `segment`: a landing segment that cannot be read completely, or a slot of the landing log whose owner is unknown.
+    - `lock`: a note about the lock of a version that cannot be read. The version has an earlier lock. Its key is not
+      known; `version` was its number when it was locked.
     - `access`: a bucket or an access key, if it is unknown who may use it.
     """
 
@@ -90,7 +94,7 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
                 what = "since" if row.trash_until_ms is None else "replaced"
                 yield Uncertain(what, str(row.key), row.version, row.size)
         after = newer[-1].object_id
-    # 3. Landing copies without a row, blocks and copies in quarantine, landing segments, access.
+    # 3. Landing copies without a row, blocks and copies in quarantine, landing segments, locks, access.
     for copies in batches(stores.landing.list_ids(), PAGE_ROWS):
         known = metadata.landing_known([copy for copy in copies if not in_log(copy)])
         for copy in copies:
@@ -98,6 +102,8 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
                 yield Uncertain("copy", copy.hex())
     yield from _held(stores.metadata)
     yield from _segments_without_rows(stores)
+    for row in unreadable_notes(stores):
+        yield Uncertain("lock", str(row.key), note_number(row.key), row.size)
     yield from _access(stores, source)
 
 

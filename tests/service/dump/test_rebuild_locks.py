@@ -10,11 +10,12 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Locked, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.locking.lock import Lock, LockMode
+from nos_ec.core.locking.lock import UNTIL_MS_MAX, Lock, LockMode
 from nos_ec.core.locking.lock_note import note_buckets, note_key
 from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.expiry.noncurrent import noncurrent_of
+from nos_ec.engine.objects import object_locks
 from nos_ec.ports.metadata import DeleteVersion, ObjectRow, PutRequest
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import STRIPE, Bench
@@ -126,6 +127,58 @@ def test_an_unjudged_change_weakens_no_lock(bench: Bench, cli: Cli, monkeypatch:
     rebuild(bench, cli, "--without-dump")
     with bench.open() as system:
         assert locks_of(system, KEY) == {row.md5: COMPLIANCE}
+
+
+def test_a_note_that_cannot_be_read_is_listed(bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench.open() as system:
+        row = put(system, KEY, bench.data(900), COMPLIANCE)
+        other = put(system, LARGE, bench.data(901), GOVERNANCE)
+        bench.pack(system)
+        with monkeypatch.context() as patch:
+            patch.setattr(object_locks, "encode_note", lambda *_: b"{damaged")
+            change(system, row, replace(COMPLIANCE, hold=True))
+        change(system, other, Lock(hold=True))
+        bench.pack(system)
+    lose_database(bench)
+    rebuilt, found = rebuild(bench, cli, "--without-dump")
+    assert found["lock"] == {str(note_key(KEY, row.version))}
+    assert rebuilt["to_look_at"]["lock"] == 1
+    with bench.open() as system:
+        assert locks_of(system, KEY) == {row.md5: COMPLIANCE}
+        assert locks_of(system, LARGE) == {other.md5: Lock(hold=True)}
+
+
+def test_a_note_with_the_longest_names_and_lock_is_kept(bench: Bench, cli: Cli) -> None:
+    """Names in JSON take six times their length at most."""
+    key = ObjectKey("b" * 63, "\x01" * 1024)
+    with bench.open() as system:
+        row = put(system, key, bench.data(900), GOVERNANCE)
+        change(system, row, Lock(LockMode.GOVERNANCE, UNTIL_MS_MAX, hold=True))
+        assert system.metadata.get(note_key(key, row.version)).size > 6 * 1024
+        bench.pack(system)
+    lose_database(bench)
+    rebuild(bench, cli, "--without-dump")
+    with bench.open() as system:
+        assert locks_of(system, key) == {row.md5: Lock(LockMode.GOVERNANCE, UNTIL_MS_MAX, hold=True)}
+
+
+def test_the_last_change_counts_although_the_clock_was_set_back(
+    bench: Bench, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second note has an earlier time than the first one."""
+    with bench.open() as system:
+        row = put(system, KEY, bench.data(900), GOVERNANCE)
+        change(system, row, Lock(hold=True))
+        real = system.clock.now_ms
+        with monkeypatch.context() as patch:
+            patch.setattr(type(system.clock), "now_ms", lambda _: real() - 3_600_000)
+            change(system, row, replace(GOVERNANCE, until_ms=FAR_MS + 7))
+        before = locks_of(system, KEY)
+        assert before == {row.md5: replace(GOVERNANCE, until_ms=FAR_MS + 7)}
+    lose_database(bench)
+    rebuild(bench, cli, "--without-dump")
+    with bench.open() as system:
+        assert locks_of(system, KEY) == before
 
 
 def _dead(*_: object, **__: object) -> None:

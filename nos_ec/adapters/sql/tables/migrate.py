@@ -100,8 +100,8 @@ def check_schema(connection: Connection) -> None:
     if found != head:
         _refuse_unknown(connection)
         raise ConfigError(
-            f"metadata at {where} has schema {found}, but this release needs {head}; stop the daemons, then run"
-            " `nos-ec init`"
+            f"metadata at {where} has schema {found}, but this release needs {head}; stop the daemons, the gateways"
+            " and the programs that use the library, then run `nos-ec init`"
         )
 
 
