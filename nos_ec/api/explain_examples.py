@@ -8,7 +8,7 @@ from nos_ec.api.answer import EXAMPLE_BLOCK_ID
 
 OBJECT: dict[str, Any] = {
     "bucket": "photos", "name": "2026/a.jpg", "version": 1763700000000000, "size": 65536, "state": "queued",
-    "created_ms": 1763700000000, "age_ms": 188000, "reason": "no_consumer",
+    "created_ms": 1763700000000, "age_ms": 188000, "lock": None, "reason": "no_consumer",
     "why": "Its event was published 3 min 6 s ago (2025-11-21T04:40:02+00:00), and waits in partition 1, which no"
     " consumer holds.",
     "next": "It waits until a consumer runs.",

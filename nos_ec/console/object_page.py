@@ -18,7 +18,7 @@ from nos_ec.core.errors import NosError, NotFound
 from nos_ec.core.ids import Extent, ObjectKey, in_log, segment_of, time_of
 from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import put_ms_of
-from nos_ec.engine.explain.objects import ObjectExplanation
+from nos_ec.engine.explain.objects import ObjectExplanation, known_lock
 from nos_ec.engine.header_scan import scan_headers
 from nos_ec.engine.objects.large_places import own_extents, tail_of, with_tail
 from nos_ec.ports.metadata import ObjectRow, ScrubPass, TrashMark, VersionEntry
@@ -56,7 +56,8 @@ class Safety:
 @dataclass(frozen=True, slots=True)
 class Life:
     """An object and its life. `row` is None for a delete marker. `explained` is None unless it is the current version.
-    `unknown` are questions without an answer, each with the cause."""
+    `unknown` are questions without an answer, each with the cause. `lock` says until when, and why, the version may
+    not be deleted; None without a retention or a legal hold."""
 
     key: ObjectKey
     version: int
@@ -69,6 +70,7 @@ class Life:
     explained: ObjectExplanation | None
     unknown: list[str]
     safety: Safety | None
+    lock: str | None
 
 
 def find_life(system: System, key: ObjectKey, version: int | None, trash: TrashMark | None) -> Life:
@@ -106,6 +108,7 @@ def find_life(system: System, key: ObjectKey, version: int | None, trash: TrashM
         explained,
         unknown,
         safety,
+        None if row is None else known_lock(row, unknown),
     )
 
 

@@ -16,6 +16,7 @@ from nos_ec.cli.terminal.errors import most_severe, report
 from nos_ec.cli.terminal.output import count_text, emit, err, print_lines
 from nos_ec.composition.cells import open_cells
 from nos_ec.core.errors import InvalidInput, NosError, NotFound
+from nos_ec.core.locking.lock import lock_text
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.library.object_info import attributes_of
@@ -201,8 +202,7 @@ def _data(bucket: str, listed: _Listed, long: bool) -> dict[str, Any]:
 def row_data(row: ObjectRow) -> dict[str, Any]:
     """Return the data of an object that `ls -l` and `stat` print. Raises Corrupt if its attributes are damaged."""
     md5, parts = row.tag
-    lock = row.lock
-    locked = {} if lock is None or (lock.mode is None and not lock.hold) else {"lock": lock.text}
+    lock = lock_text(row.lock)
     return {
         "bucket": row.key.bucket,
         "name": row.key.name,
@@ -213,7 +213,7 @@ def row_data(row: ObjectRow) -> dict[str, Any]:
         **({} if parts is None else {"parts": parts}),
         "state": row.state.value,
         "created_ms": row.created_ms,
-        **locked,
+        **({} if lock is None else {"lock": lock}),
         "attributes": attributes_of(row),
     }
 

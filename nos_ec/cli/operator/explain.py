@@ -105,6 +105,8 @@ def _print_object(one: ObjectExplanation) -> None:
         "size": f"{one.size} ({size_text(one.size)}), version {one.version}",
         "stored": when(one.created_ms, now_ms),
     }
+    if one.lock is not None:
+        rows["locked"] = one.lock
     if one.landing_copy is not None:
         rows |= _copy_rows(one.landing_copy, now_ms)
     elif one.state is ObjectState.PACKED:

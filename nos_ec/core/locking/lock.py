@@ -62,10 +62,11 @@ class Lock:
     @property
     def text(self) -> str:
         """Return why the version is locked, for people."""
-        if self.hold:
-            return "by a legal hold"
-        until = datetime.fromtimestamp(self.until_ms / 1000, UTC).isoformat(timespec="seconds")
-        return f"until {until} ({self.mode})" if self.mode else "not any more"
+        reasons = ["by a legal hold"] if self.hold else []
+        if self.mode is not None:
+            until = datetime.fromtimestamp(self.until_ms / 1000, UTC).isoformat(timespec="seconds")
+            reasons.append(f"until {until} ({self.mode})")
+        return " and ".join(reasons) or "not any more"
 
 
 def lock_of(attributes: bytes) -> Lock | None:
@@ -84,6 +85,11 @@ def lock_of(attributes: bytes) -> Lock | None:
     if hold not in (_NONE, _HOLD) or not 0 <= found.until_ms <= UNTIL_MS_MAX or found.note < 0:
         raise Corrupt(f"attribute {_ATTRIBUTE}: {text!r}")
     return found
+
+
+def lock_text(lock: Lock | None) -> str | None:
+    """Return the lock of a version, for people; None if it has neither a retention nor a legal hold."""
+    return None if lock is None or (lock.mode is None and not lock.hold) else lock.text
 
 
 def with_lock(attributes: bytes, lock: Lock) -> bytes:

@@ -16,6 +16,7 @@ from nos_ec.core.deadlines import LEASE_MS_MAX
 from nos_ec.core.errors import Corrupt, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.formats.messages import partition_for
 from nos_ec.core.ids import LandingId, ObjectKey, in_log, segment_of
+from nos_ec.core.locking.lock import lock_text
 from nos_ec.core.packing.lifetimes import stream_of
 from nos_ec.core.parts import parts_bucket, parts_prefix
 from nos_ec.core.publishing.republish import is_passed, passed_ms
@@ -46,7 +47,8 @@ class ObjectExplanation:
     """All facts about an object, and the verdict. Sizes in bytes, times in Unix milliseconds, ids in hex.
 
     why, next, advice: sentences for people; advice is None when there is nothing to do. next_ms: when the next step
-    happens, if a time decides that. unknown: questions without an answer, each with the cause. publishing: set for an
+    happens, if a time decides that. lock: until when, and why, the version may not be deleted; None without a retention
+    or a legal hold. unknown: questions without an answer, each with the cause. publishing: set for an
     object that waits to be packed. block: set for a packed object.
 
     half_life_days: the number of days after which half of the objects of this bucket and age are expected to be dead;
@@ -67,6 +69,7 @@ class ObjectExplanation:
     state: ObjectState
     created_ms: int
     age_ms: int
+    lock: str | None
     reason: ObjectReason
     why: str
     next: str
@@ -154,6 +157,7 @@ class ObjectExplainer:
             state=row.state,
             created_ms=row.created_ms,
             age_ms=max(0, now_ms - row.created_ms),
+            lock=known_lock(row, asked.unknown),
             **asdict(verdict),
             publishing=publishing,
             landing_copy=copy,
@@ -347,3 +351,12 @@ class ObjectExplainer:
 
 def _its_block(row: BlockRow) -> ItsBlock:
     return ItsBlock(row.block_id.hex(), row.kind, row.state, row.writer, row.created_ms)
+
+
+def known_lock(row: ObjectRow, unknown: list[str]) -> str | None:
+    """Return the lock of a version, as `lock_text` shows it. One that is damaged is added to `unknown`."""
+    try:
+        return lock_text(row.lock)
+    except Corrupt as error:
+        unknown.append(f"how it is locked: {error}")
+        return None

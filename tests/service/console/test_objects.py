@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from io import BytesIO
 from urllib.parse import parse_qs
 
 import pytest
 from sqlalchemy import text
 
+from nos_ec.composition.explaining import object_explainer
 from nos_ec.composition.wiring import System
 from nos_ec.console import object_page, objects
 from nos_ec.console.app import create_app
 from nos_ec.console.object_page import Life, find_life
 from nos_ec.console.objects import Asked, Entry, Show, listing, trash_mark
 from nos_ec.console.panels import Panels
+from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.locking.lock import Lock, LockMode
 from nos_ec.core.parts import UploadId
 from nos_ec.core.states import BlockState
 from nos_ec.core.versions import Versioning
+from nos_ec.engine.explain.objects import known_lock
 from nos_ec.ports.metadata import PutRequest, UploadRow, UploadState
 from nos_gc.assemble import gc_service
 from tests.rig.sql.sql_plans import caught
@@ -50,6 +55,30 @@ def all_of(system: System, page: Asked) -> list[Entry]:
 
 def life_of(system: System, name: str, version: int | None = None, trash: str = "") -> Life:
     return find_life(system, ObjectKey("b", name), version, trash_mark(trash))
+
+
+def test_retention_and_hold_of_each_version_are_shown(system: System, client: Client) -> None:
+    key, locks = ObjectKey("b", "locked"), system.client.locks()
+    first = system.client.store().put_request(
+        PutRequest(key, versioning=Versioning.ENABLED, lock=Lock(LockMode.COMPLIANCE, 4_000_000_000_000)), BytesIO(b"1")
+    )
+    second = system.client.store().put_request(PutRequest(key, versioning=Versioning.ENABLED), BytesIO(b"2"))
+    assert life_of(system, "locked").lock is None
+    assert life_of(system, "locked", first.version).lock == "until 2096-10-02T07:06:40+00:00 (COMPLIANCE)"
+    for row in (first, second):
+        found = system.metadata.same_version(row)
+        assert found is not None
+        known = found.lock or Lock()
+        locks.change(found, replace(known, hold=True), bypass=False)
+    both = "by a legal hold and until 2096-10-02T07:06:40+00:00 (COMPLIANCE)"
+    assert life_of(system, "locked", first.version).lock == both
+    assert object_explainer(system).explain(key).lock == life_of(system, "locked").lock == "by a legal hold"
+    assert "by a legal hold" in client.get("/objects/one?bucket=b&name=locked").text
+    damaged = system.metadata.same_version(first)
+    assert damaged is not None
+    unknown: list[str] = []
+    assert known_lock(replace(damaged, attributes=encode_attributes({"nos_ec:lock": "?"})), unknown) is None
+    assert unknown == ["how it is locked: attribute nos_ec:lock: '?'"]
 
 
 @pytest.fixture
