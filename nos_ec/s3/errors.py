@@ -29,7 +29,8 @@ _CODES = {
     " OwnershipControlsNotFoundError ReplicationConfigurationNotFoundError"
     " ServerSideEncryptionConfigurationNotFoundError",
     405: "MethodNotAllowed",
-    409: "BucketAlreadyExists BucketAlreadyOwnedByYou BucketNotEmpty ConditionalRequestConflict InvalidBucketState",
+    409: "BucketAlreadyExists BucketAlreadyOwnedByYou BucketNotEmpty ConditionalRequestConflict InvalidBucketState"
+    " OperationAborted",
     411: "MissingContentLength",
     412: "PreconditionFailed",
     416: "InvalidRange",

@@ -17,9 +17,11 @@ from nos_ec.engine.landing.trimmer import Trimmer, TrimResult
 from nos_ec.engine.log_throttle import LINES_MAX
 from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.engine.upkeep.housekeeping import RECOVERY_WAIT_MS, TRIM_WAIT_MS, Housekeeping
+from nos_ec.engine.upkeep.lock_clock import LockClock
 from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.engine.upkeep.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, unwatched
+from nos_ec.ports.metadata import LockTimes
 from tests.rig.fakes.clock import FakeClock
 from tests.service.conftest import Bench
 
@@ -151,3 +153,29 @@ def test_segments_are_trimmed_after_the_reaper_and_between_its_batches(system: S
     assert (result.trimmer.released, result.forward.objects) == (2, 7)
     assert keeping.done == result
     assert {retry_queue.what for retry_queue in keeping.retry_queues} == {"fenced block", "copy", "trimmer", "forward"}
+
+
+def test_a_lock_time_that_cannot_be_advanced_stops_nothing(
+    system: System, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = type(system.metadata).lock_times
+    looks: list[int] = []
+
+    def fails_twice(self: object) -> LockTimes:
+        looks.append(clock.now_ms())
+        if len(looks) <= 2:
+            raise Transient("the database does not answer")
+        return real(system.metadata)
+
+    monkeypatch.setattr(type(system.metadata), "lock_times", fails_twice)
+    reaper = SlowReaper(lambda: clock.advance(RECOVERY_WAIT_MS), batches=4)
+    lock_clock = LockClock(system.metadata, clock, lambda: clock.now_ms() / 1000)
+    recovery = Recovery(system.metadata, system.blocks, clock)
+    with capture_logs() as logs:
+        Housekeeping(recovery, reaper, clock, wait_ms=5000, lock_clock=lock_clock).run_once()
+    assert reaper.done == 4
+    assert len(looks) == 4
+    assert [line["error"] for line in logs if line["event"].startswith("lock time not advanced")] == [
+        "the database does not answer"
+    ] * 2
+    assert real(system.metadata).lock_ms > 0

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from nos_ec.core.ids import RESERVED_BUCKET
+from nos_ec.core.locking.lock_note import note_buckets
+from nos_ec.core.tails import HIDDEN_BUCKETS
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import check_new_bucket
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import CONFIG, Bench
 
@@ -170,3 +175,14 @@ def test_sessions_of_an_account_are_ended(bench: Bench, cli: Cli) -> None:
     refused(cli, 2, "key", "end-sessions", "not valid")
     told(cli, "key", "rotate", name)
     assert generations()["ann"] not in (before["ann"], after["ann"])
+
+
+@pytest.mark.parametrize("name", [*note_buckets()[:2], *HIDDEN_BUCKETS, RESERVED_BUCKET, f"{RESERVED_BUCKET}.other"])
+def test_nobody_creates_a_hidden_bucket(bench: Bench, master: Path, cli: Cli, name: str) -> None:
+    """Its owner could lift the locks of versions, or read the parts of uploads."""
+    assert "cannot be the name of a bucket" in refused(cli, 2, "bucket", "create", name, "--owner", "ann")
+    with pytest.raises(S3Error, match="InvalidBucketName"):
+        check_new_bucket(name)
+    with bench.open() as system:
+        assert system.metadata.bucket(name) is None
+        assert not system.metadata.bucket_records("", 10)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -17,6 +19,7 @@ from botocore.session import Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nos_ec
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.answers import ALL_USERS, Checksum, Grant, Listed, Owner, Page, Part, Upload
 from nos_ec.s3.checksums import Algorithm
@@ -512,3 +515,13 @@ def test_bad_deletions_are_refused(inside: str, code: str) -> None:
 def test_a_bucket_of_another_kind_is_not_there() -> None:
     body = "<CreateBucketConfiguration><Bucket><Type>Directory</Type></Bucket></CreateBucketConfiguration>"
     assert code_of(partial(documents.create_bucket, tags_max=50), body) == "NotImplemented"
+
+
+def test_every_error_in_the_code_has_a_status() -> None:
+    """`S3Error` of another code would be answered with 500."""
+    folder = Path(nos_ec.__file__).parent
+    codes = {
+        code for path in folder.rglob("*.py") for code in re.findall(r'S3Error\(\s*"([A-Za-z.]+)"', path.read_text())
+    }
+    assert "OperationAborted" in codes
+    assert codes <= STATUS_OF.keys()
