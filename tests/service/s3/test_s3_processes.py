@@ -318,3 +318,27 @@ def test_a_configuration_that_no_process_can_serve_ends_the_command(bench: Bench
     )
     assert ran.returncode == 3, ran.stderr
     assert "nos-ec init" in json.loads(ran.stderr.splitlines()[-1])["message"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_access_logs_of_all_processes_are_stored_at_the_end(
+    bench: Bench, system: System, tmp_path: Path, processes: int
+) -> None:
+    with serving(bench, tmp_path, processes) as served:
+        until(lambda: served.get("/readyz")[0] == 200, "ready")
+        gateway, client = client_of(system, served.url)
+        for bucket in ("photos", "logs"):
+            client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket="photos", Key="k", Body=b"hello", ACL="public-read")
+        target = {"LoggingEnabled": {"TargetBucket": "logs", "TargetPrefix": "of-photos/"}}
+        client.put_bucket_logging(Bucket="photos", BucketLoggingStatus=target)
+        threading.Event().wait(2.1)  # until the other process notices
+        get_often(gateway, 40)
+        assert client.list_objects_v2(Bucket="logs")["KeyCount"] == 0
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(WAIT_S_MAX) == 0
+    store = system.client.store()
+    logs = [store.get(row.key).decode() for row in store.list_objects("logs", "of-photos/", "", 100)]
+    lines = [line for log in logs for line in log.splitlines()]
+    assert 1 <= len(logs) <= processes  # a process that served no request stores nothing
+    assert sum(" REST.GET.OBJECT k " in line for line in lines) == 40
