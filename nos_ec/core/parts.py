@@ -45,6 +45,8 @@ of that bucket, which live about as long."""
 RESERVED_ATTRIBUTES = "nos_ec:"
 """Prefix of the names of attributes that belong to the store."""
 _COMPOSITION = "nos_ec:parts"
+COMPOSED_MARK = _COMPOSITION.encode()
+"""The encoded attributes of a composed object contain these bytes; other attributes rarely do."""
 _ID = re.compile("[0-9a-f]{32}")
 _MAGIC, _MAGIC_OF_ENCRYPTED = b"NOSECMP1", b"NOSECMP2"
 _HEAD = struct.Struct("<8sI16s")
@@ -201,7 +203,7 @@ def may_be_composed(attributes: bytes | None) -> bool:
 
 def composition_of(attributes: bytes) -> Composition | None:
     """Return the composition of an object, or None if it is not composed. Raise Corrupt."""
-    if _COMPOSITION.encode() not in attributes:
+    if COMPOSED_MARK not in attributes:
         return None
     text = decode_attributes(attributes).get(_COMPOSITION)
     if text is None:

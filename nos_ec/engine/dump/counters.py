@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from nos_ec.core.gc.reclaim import BlockAccount
@@ -40,12 +40,12 @@ def count_blocks(
 
 
 def _count_block(metadata: Metadata, row: BlockRow) -> None:
-    entries = metadata.live_in(row.block_id)
-    if not entries:
+    objects, live_bytes = metadata.live_bytes_in(row.block_id)
+    if not objects:
         return
-    live, dead = _live_and_dead(row, [entry.length for entry in entries])
+    live, dead = _live_and_dead(row, live_bytes)
     overhead = row.size_bytes - live - dead
-    metadata.recount_block(row, BlockAccount(live, dead, overhead, len(entries), ()))
+    metadata.recount_block(row, BlockAccount(live, dead, overhead, objects, ()))
 
 
 def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: int) -> None:
@@ -56,7 +56,7 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
     if not placed:
         metadata.enter_blocks([replace(row, state=_CONDEMNED, delete_after_ms=until_ms)])
         return
-    live, dead = _live_and_dead(row, [one.extent.length for one in placed])
+    live, dead = _live_and_dead(row, sum(one.extent.length for one in placed))
     end = max(one.extent.offset + one.extent.length for one in placed)
     stripes = max(row.stripes, -(-(max(end, live + dead)) // stripe_size))
     kept = replace(
@@ -71,8 +71,6 @@ def _keep_unread(metadata: Metadata, row: BlockRow, stripe_size: int, until_ms: 
     metadata.enter_blocks([kept])
 
 
-def _live_and_dead(row: BlockRow, lengths: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes of the objects in the block, given their lengths, and the other object bytes that were written
-    to it."""
-    live = sum(lengths)
+def _live_and_dead(row: BlockRow, live: int) -> tuple[int, int]:
+    """Return the bytes of the objects in the block, and the other object bytes that were written to it."""
     return live, max(0, row.live_bytes + row.dead_bytes - live)

@@ -24,6 +24,9 @@ from nos_ec.ports.segment_medium import SegmentMedium
 PAGE_ROWS = 1000
 """Rows that a rebuild has in memory at once."""
 
+SEARCHED_ROWS = 10_000
+"""Rows that the database searches at once for large, composed and hidden objects: tens of milliseconds."""
+
 READS_AT_A_TIME = 8
 """Blocks from which a rebuild reads at the same time."""
 
@@ -72,9 +75,12 @@ class RebuildInput:
     def uncommon_objects(self) -> Iterator[Sequence[ObjectRow]]:
         """Yield the existing rows of large and composed objects and of those in hidden buckets, such as parts and
         tails, in pages. Raises Transient."""
-        for page in self.all_columns():
-            if found := self.metadata.objects_with(page.uncommon()):
-                yield [found[object_id] for object_id in sorted(found)]
+        after = 0
+        while (last := self.metadata.last_id_of_page(after, SEARCHED_ROWS)) is not None:
+            for ids in batches(self.metadata.uncommon_between(after, last), PAGE_ROWS):
+                if found := self.metadata.objects_with(ids):
+                    yield [found[object_id] for object_id in sorted(found)]
+            after = last
 
     def read_copy(self, copy: LandingId) -> bytes:
         """Read a landing copy from the landing store or the landing log. Raises NotFound, also if its landing segment

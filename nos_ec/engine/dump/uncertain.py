@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from nos_ec.core.formats.dump_format import DumpPage
@@ -22,7 +22,7 @@ from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.dump.row_rebuilder import is_in_doubt
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.landing.unreadable_slots import unreadable_slots
-from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow
+from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectColumns, ObjectRow
 
 KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "lock", "access")
 
@@ -58,10 +58,13 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
     Raises Transient."""
     metadata, now_ms = stores.metadata, stores.clock.now_ms()
     # 1. Compare the objects of the dump with the rows: those that were in the trash first, then the others.
-    after = 0
+    after, buckets = 0, {RESERVED_BUCKET}
     for page in _pages(source):
         after = max(after, max(page.columns["object_id"]) // NEW_IDS * NEW_IDS + NEW_IDS - 1)
+        buckets.update(page.columns["bucket"])
         unchanged = _unchanged(page, metadata)
+        if len(unchanged) == page.rows:
+            continue
         changed = (object_id not in unchanged for object_id in page.columns["object_id"])
         page_of_dump = list(rows.objects_of(rows.selected(page, changed)))
         dumped = [one for one in page_of_dump if one.row.trash_until_ms is None]
@@ -104,7 +107,7 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
     yield from _segments_without_rows(stores)
     for row in unreadable_notes(stores):
         yield Uncertain("lock", str(row.key), note_number(row.key), row.size)
-    yield from _access(stores, source)
+    yield from _access(stores, source, buckets)
 
 
 def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncertain]:
@@ -133,9 +136,11 @@ def _unchanged(page: DumpPage, metadata: Metadata) -> set[int]:
     """Return the ids of the objects of a page that were current versions and still are: nothing about them is
     uncertain. Reads the rows between its least and its greatest id."""
     columns = page.tuples(object_id=..., bucket=..., name=..., version=..., trash_until_ms=None, is_noncurrent=0)
-    dumped = set(columns)
     ids = page.columns["object_id"]
     after, last = min(ids) - 1, max(ids)
+    if _are_same(page, metadata.columns_after(after, page.rows)):
+        return set(ids)
+    dumped = set(columns)
     unchanged: set[int] = set()
     while after < last and (now := metadata.columns_after(after, PAGE_ROWS)).object_id:
         after = now.object_id[-1]
@@ -145,14 +150,23 @@ def _unchanged(page: DumpPage, metadata: Metadata) -> set[int]:
     return unchanged
 
 
-def _access(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
-    """Yield records that cannot be read or applied, and buckets whose owner is not known."""
+def _are_same(page: DumpPage, now: ObjectColumns) -> bool:
+    """Return whether these rows are those of the page, all of them current versions then and now."""
+    times = (*now.trash_until_ms, *page.columns.get("trash_until_ms", ()))
+    if any(now.is_noncurrent) or any(page.columns.get("is_noncurrent", ())) or any(one is not None for one in times):
+        return False
+    return all(getattr(now, name) == page.columns[name] for name in ("object_id", "bucket", "name", "version"))
+
+
+def _access(stores: RebuildInput, source: DumpSource | None, dumped: Collection[str]) -> Iterator[Uncertain]:
+    """Yield records that cannot be read or applied, and buckets whose owner is not known. `dumped` has the names of the
+    buckets of the objects of the dump."""
     for record in records_since(stores, source):
         if record.page is None:
             yield Uncertain("access", f"{record}: it was changed since the dump, and its record cannot be read")
         elif record.of is AccessOf.BUCKET and not record.page.rows and stores.metadata.bucket(record.name) is not None:
             yield Uncertain("access", f"{record}: it was deleted since the dump, and holds objects again")
-    known = set().union(*(page.columns["bucket"] for page in _pages(source)), {RESERVED_BUCKET})
+    known = set(dumped)
     after = ""
     while records := stores.metadata.bucket_records(after, PAGE_ROWS):
         after = records[-1].row.name

@@ -127,6 +127,14 @@ class Inspection(Protocol):
         """Return what `objects_after` returns, as columns, which takes a fraction of the time. Raises Corrupt for a
         damaged row."""
 
+    def last_id_of_page(self, object_id: int, limit: int) -> int | None:
+        """Return the last `object_id` of what `objects_after` returns; None if it returns nothing."""
+
+    def uncommon_between(self, after: int, last: int) -> list[int]:
+        """Return the ids above `after` and at most `last`, in that order, of the large objects, of those in hidden
+        buckets, and of those whose attributes contain the name of the attribute of composed objects. The server
+        examines all rows between, so choose `last` with `last_id_of_page`."""
+
     def keys_lead_to(self, after: int, last: int) -> bool:
         """Return whether the index of keys leads to each row whose `object_id` is above `after` and at most `last`, for
         the key and the mark of the trash that the row has."""
@@ -134,6 +142,9 @@ class Inspection(Protocol):
     def live_in(self, block_id: BlockId) -> list[LiveEntry]:
         """Return the objects and segments that `Blocks.placed_in` returns, in any order and in short, which takes a
         fraction of the time."""
+
+    def live_bytes_in(self, block_id: BlockId) -> tuple[int, int]:
+        """Return how many objects and segments `live_in` returns, and how many bytes they have together."""
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         """Return the rows of these objects that exist, by `object_id`."""

@@ -142,6 +142,7 @@ class BlockContract:
         bench.metadata.commit_group(commit)
         placed = bench.metadata.placed_in(block_id)
         assert sorted(bench.metadata.live_in(block_id)) == sorted(live_entries(placed))
+        assert bench.metadata.live_bytes_in(block_id) == (3, sum(one.extent.length for one in placed))
         assert [one.key.name for one in placed] == ["c", "b", "a"]
         assert [one.extent.offset for one in placed] == [move.offset for move in commit.moves]
         assert [(one.object_id, one.version, one.crc32c) for one in placed] == [
@@ -152,6 +153,7 @@ class BlockContract:
         (part,) = bench.metadata.placed_in(new.segments[1].extent.block_id)
         assert bench.metadata.live_in(new.segments[1].extent.block_id) == live_entries([part])
         assert (part.key, part.version, part.extent, part.crc32c) == (new.key, new.version, new.segments[1].extent, 2)
+        assert bench.metadata.live_bytes_in(part.extent.block_id) == (1, part.extent.length)
         assert bench.metadata.placed_in(new_block_id()) == []
         assert bench.metadata.live_in(new_block_id()) == []
         for one in (*placed, part):

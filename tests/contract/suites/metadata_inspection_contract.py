@@ -7,8 +7,10 @@ from typing import Any
 
 from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.ids import BlockId
+from nos_ec.core.parts import Composition, UploadId, composed
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import ObjectState
+from nos_ec.core.tails import TAILS_BUCKET
 from nos_ec.core.versions import Versioning, as_version
 from nos_ec.ports.metadata import ObjectColumns, QueueEntry, WaitingRow
 from tests.rig.fakes.metadata_bench import MetadataBench, asking, new_landing_id
@@ -29,6 +31,9 @@ class InspectionContract:
         metadata = bench.metadata
         assert metadata.objects_after(0, 5) == []
         assert metadata.columns_after(0, 5) == ObjectColumns.of([])
+        assert metadata.last_id_of_page(0, 5) is None
+        assert metadata.uncommon_between(0, 5) == []
+        assert metadata.live_bytes_in(BlockId(bytes(16))) == (0, 0)
         assert metadata.objects_with([]) == metadata.objects_with([7]) == {}
         assert metadata.segments_of([]) == metadata.segments_of([7]) == {}
         assert metadata.owners_after(0, 5) == []
@@ -52,6 +57,29 @@ class InspectionContract:
             ids[0]: expected[0],
             ids[4]: expected[4],
         }
+
+    def test_uncommon_objects(self, bench: MetadataBench) -> None:
+        parts = composed({}, Composition(UploadId(bytes(16)), 10, 1, 1, bytes(16)))
+        user = encode_attributes({"user": "with a text, and a NUL\0"})
+        for name, attributes in (("plain", b""), ("with-attributes", user), ("composed", parts)):
+            bench.record([asking(bench.new(name), attributes=attributes)])
+        for bucket in (".nos_ec", f"{TAILS_BUCKET}bucket", ".nos_eb", ".nos_ed", "z.nos_ec"):
+            bench.put("of-bucket", bucket=bucket)
+        lease = bench.lease()
+        bench.metadata.record_large(bench.large("large", lease), lease, bench.now_ms)
+        bench.metadata.delete(bench.put("last").key, bench.now_ms, bench.now_ms + 999)
+        rows = bench.metadata.objects_after(0, 99)
+        ids = [row.object_id for row in rows]
+        uncommon = [one.object_id for one in rows if one.object_id in ObjectColumns.of(rows).uncommon()]
+        named = [str(row.key) for row in rows if row.object_id in uncommon]
+        assert named == ["bucket/composed", ".nos_ec/of-bucket", f"{TAILS_BUCKET}bucket/of-bucket", "bucket/large"]
+        assert bench.metadata.uncommon_between(0, ids[-1]) == uncommon
+        assert bench.metadata.uncommon_between(uncommon[0], uncommon[-1] - 1) == uncommon[1:-1]
+        assert [bench.metadata.last_id_of_page(0, limit) for limit in (1, 3, 99)] == [ids[0], ids[2], ids[-1]]
+        assert [bench.metadata.last_id_of_page(ids[-2], 5), bench.metadata.last_id_of_page(ids[-1], 5)] == [
+            ids[-1],
+            None,
+        ]
 
     def test_objects_as_columns(self, bench: MetadataBench) -> None:
         bench.put("empty", 0)

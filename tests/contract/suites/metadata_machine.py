@@ -272,7 +272,9 @@ class MetadataMachine(RuleBasedStateMachine):
 
     def _all_rows(self) -> list[ObjectRow]:
         rows = self.metadata.objects_after(0, 9999)
-        assert self.metadata.columns_after(0, 9999) == ObjectColumns.of(rows)
+        columns = ObjectColumns.of(rows)
+        assert self.metadata.columns_after(0, 9999) == columns
+        assert set(self.metadata.uncommon_between(0, self.metadata.last_id_of_page(0, 9999) or 0)) == columns.uncommon()
         return rows
 
     def _reconcile(self) -> None:

@@ -6,17 +6,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, and_, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, func, literal, or_, select
 
 from nos_ec.adapters.sql.objects import landing
-from nos_ec.adapters.sql.operator.object_columns import OBJECTS_AFTER, read_columns, read_live
+from nos_ec.adapters.sql.operator.object_columns import OBJECTS_AFTER, read_columns, read_live, read_live_bytes
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, TRASH_COLUMNS, by_index, id_rows, marked_row
 from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, WAITING
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.gc.reclaim import LiveEntry
-from nos_ec.core.ids import BlockId, Extent, LandingId
+from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, LandingId
+from nos_ec.core.parts import COMPOSED_MARK
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.metadata import ObjectColumns, ObjectRow, QueueEntry, Segment, WaitingRow
 
 _O, _W, _D, _S, _B = OBJECTS.c, WAITING.c, LANDING_DELETIONS.c, SEGMENTS.c, BLOCKS.c
@@ -34,6 +36,29 @@ _LED: Any = select(func.count(), func.count(_BY_KEY.c.object_id)).select_from(_B
 KEYS_LEAD_TO = by_index(by_index(_LED, _BY_ID, "PRIMARY"), _BY_KEY, "objects_by_trash_key").where(
     _BY_ID.c.object_id > bindparam("after", type_=BigInteger),
     _BY_ID.c.object_id <= bindparam("last", type_=BigInteger),
+)
+_IDS_AFTER = (
+    by_index(select(_O.object_id), OBJECTS, "PRIMARY")
+    .where(_O.object_id > bindparam("after", type_=BigInteger))
+    .order_by(_O.object_id)
+    .limit(bindparam("rows_max"))
+    .subquery()
+)
+LAST_ID_OF_PAGE = select(func.max(_IDS_AFTER.c.object_id))
+_AFTER_HIDDEN = RESERVED_BUCKET[:-1] + chr(ord(RESERVED_BUCKET[-1]) + 1)
+"""Sorts after all names that begin like the reserved bucket, as those of hidden buckets do."""
+UNCOMMON_BETWEEN = (
+    by_index(select(_O.object_id), OBJECTS, "PRIMARY")
+    .where(
+        _O.object_id > bindparam("after", type_=BigInteger),
+        _O.object_id <= bindparam("last", type_=BigInteger),
+        or_(
+            _O.state == ObjectState.LARGE,
+            and_(_O.bucket >= RESERVED_BUCKET, _O.bucket < _AFTER_HIDDEN),
+            func.instr(_O.attributes, literal(COMPOSED_MARK, LargeBinary)) > 0,
+        ),
+    )
+    .order_by(_O.object_id)
 )
 OBJECTS_WITH = looked_up(
     select(*TRASH_COLUMNS).join_from(_IDS.table, OBJECTS, _O.object_id == _IDS["object_id"]), OBJECTS
@@ -88,6 +113,15 @@ class SqlInspection(SqlPart):
             return ObjectColumns.of(list(map(_as_found, connection.execute(OBJECTS_AFTER, after))))
 
     @reads
+    def last_id_of_page(self, connection: Connection, object_id: int, limit: int) -> int | None:
+        found: int | None = connection.execute(LAST_ID_OF_PAGE, {"after": object_id, "rows_max": limit}).scalar()
+        return found
+
+    @reads
+    def uncommon_between(self, connection: Connection, after: int, last: int) -> list[int]:
+        return list(connection.execute(UNCOMMON_BETWEEN, {"after": after, "last": last}).scalars())
+
+    @reads
     def keys_lead_to(self, connection: Connection, after: int, last: int) -> bool:
         rows, found = connection.execute(KEYS_LEAD_TO, {"after": after, "last": last}).one()
         return bool(rows == found)
@@ -95,6 +129,10 @@ class SqlInspection(SqlPart):
     @reads
     def live_in(self, connection: Connection, block_id: BlockId) -> list[LiveEntry]:
         return read_live(connection, block_id)
+
+    @reads
+    def live_bytes_in(self, connection: Connection, block_id: BlockId) -> tuple[int, int]:
+        return read_live_bytes(connection, block_id)
 
     def objects_with(self, object_ids: Collection[int]) -> dict[int, ObjectRow]:
         return self._read(_objects_with, object_ids) if object_ids else {}

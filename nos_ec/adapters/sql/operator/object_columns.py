@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    func,
     literal_column,
     select,
     type_coerce,
@@ -88,6 +89,7 @@ _RAW_LIVE = _live(
     *_raw(_O.bucket, _O.name, _O.version, _O.block_offset, _O.size),
     of_segments=_raw(_O.bucket, _O.name, _S.version, _S.block_offset, _S.length),
 )
+_LIVE_BYTES = _live(func.count(), func.sum(_O.size), of_segments=[func.count(), func.sum(_S.length)])
 _JOINED_LIVE = _live(
     _place_joined("objects.version", "objects.block_offset", "objects.size"),
     of_segments=[_place_joined("segments.version", "segments.block_offset", "segments.length")],
@@ -108,6 +110,12 @@ def read_live(connection: Connection, block_id: BlockId) -> list[LiveEntry]:
         LiveEntry(md5(key, usedforsecurity=False).digest(), int(version), int(offset), int(length))
         for version, offset, length, key in words
     ]
+
+
+def read_live_bytes(connection: Connection, block_id: BlockId) -> tuple[int, int]:
+    """Return how many objects and segments are in a block, and their bytes."""
+    counts = connection.execute(_LIVE_BYTES, {"block_id": block_id}).all()
+    return sum(count for count, _ in counts), sum(int(size or 0) for _, size in counts)
 
 
 def read_columns(connection: Connection, object_id: int, limit: int) -> ObjectColumns:

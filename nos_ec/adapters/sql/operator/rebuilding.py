@@ -7,11 +7,12 @@ such rows consist of the latest time and the version, and the index of keys find
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table, and_, delete, exists, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.objects import waiting
 from nos_ec.adapters.sql.tables import store_info
@@ -121,17 +122,13 @@ class SqlRebuilding(SqlPart):
             older = known if known is None or known.row.version <= one.row.version else one
             if older is not None and _are_versions(older.row, current[one.row.key].row):
                 named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
-        before = _rows_of(connection, current.keys())
-        kept = [row for key, row in before.items() if _are_versions(row, current[key].row)]
-        if kept:
-            connection.execute(
-                _SET_ASIDE, _MARKS.dump(sorted((row.object_id, _unsettled(row.version)) for row in kept))
-            )
-        kept_ids = {row.object_id for row in kept}
-        _delete(connection, [row for row in before.values() if row.object_id not in kept_ids])
-        _delete(connection, list(_trash_of(connection, named.keys()).values()))
         objects = [*current.values(), *named.values()]
-        _insert(connection, objects, 0)
+        try:
+            with connection.begin_nested():
+                _insert(connection, objects, 0)
+        except IntegrityError:  # a page before had another row of a key, because the store worked while it was dumped
+            _clear_way(connection, current, named)
+            _insert(connection, objects, 0)
         _unqueue(connection, objects)
         landed = _landed(connection, deletions)
         _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
@@ -178,6 +175,20 @@ def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
     how long it is locked is known only at the end."""
     are_different = older.object_id != newer.object_id
     return are_different and (older.is_of_versions or newer.is_of_versions or older.lock is not None)
+
+
+def _clear_way(
+    connection: Connection, current: Mapping[ObjectKey, Rebuilt], named: Collection[tuple[ObjectKey, int]]
+) -> None:
+    """Remove the rows that these objects replace, or put them aside if they are versions that stay. `named` has the
+    keys and numbers of those that go into the trash."""
+    before = _rows_of(connection, current.keys())
+    kept = [row for key, row in before.items() if _are_versions(row, current[key].row)]
+    if kept:
+        connection.execute(_SET_ASIDE, _MARKS.dump(sorted((row.object_id, _unsettled(row.version)) for row in kept)))
+    kept_ids = {row.object_id for row in kept}
+    _delete(connection, [row for row in before.values() if row.object_id not in kept_ids])
+    _delete(connection, list(_trash_of(connection, named).values()))
 
 
 def _rows_of(connection: Connection, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:

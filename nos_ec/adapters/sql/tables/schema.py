@@ -151,7 +151,8 @@ class Bytes(_Binary[bytes]):
 
 
 class Opaque(Bytes):
-    """A column of bytes that SQL never looks into. Empty bytes are stored as NULL, which takes no space."""
+    """A column of bytes. Nothing but a rebuild makes SQL look into them (`uncommon_between`). Empty bytes are stored as
+    NULL, which takes no space."""
 
     cache_ok = True
 
