@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress, TaskID
 
 from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
+from nos_ec.cli.operator.work_pool import PoolLooks, Processes, work_pool
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.errors import Incomplete, ProblemsFound
 from nos_ec.cli.terminal.output import count_text, emit, facts, out, progress
-from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Blocklisted, Conflict, Corrupt, InvalidInput, LeaseLost, NoSpace, Transient
 from nos_ec.core.formats.operator_plan import Action, PlanHead, Step, read_head, read_steps
 from nos_ec.engine.check.blocks import ReadShare
-from nos_ec.engine.check.checker import Checker, CheckFigures, Tick
+from nos_ec.engine.check.checker import Checker, CheckFigures
 from nos_ec.engine.check.repairs import Repairer, copies_of
 from nos_ec.engine.figures.events import EventKind, Outcome
 from nos_ec.engine.texts import printable, size_text
@@ -42,6 +44,7 @@ def check(
         Path | None,
         typer.Option("--plan", metavar="FILE", help="Write a plan of the safe repairs, for `nos-ec apply`."),
     ] = None,
+    processes: Processes = 1,
     as_json: AsJson = False,
 ) -> None:
     """Look for inconsistencies between rows and stores.
@@ -52,9 +55,17 @@ def check(
     """
     share = _share(read_data)
     new_plan = NewPlan(plan, "nos-ec check")
-    with context(ctx).system() as system, progress() as bar, system.events().work(EventKind.CHECK) as work:
+    with (
+        context(ctx).system() as system,
+        progress() as bar,
+        work_pool(system.settings, processes) as pool,
+        system.events().work(EventKind.CHECK) as work,
+    ):
         task = bar.add_task("check", total=None)
-        checker = _checker(system, share, lambda part, done: bar.update(task, description=part, completed=done))
+        tick = partial(_tick, bar, task)
+        read = ReadShare(share, system.clock.now_ms().to_bytes(8, "big"))
+        looks = None if pool is None else PoolLooks(pool, read)
+        checker = Checker(system.operator.checked(), read, tick=tick, looks=looks)
         report = Report(as_json)
         for finding in checker.findings():
             bar.stop()
@@ -178,9 +189,8 @@ def _ended_text(kinds: Mapping[str, int], unfinished: int) -> str:
     return found + (f"; {count_text(unfinished, 'part')} could not be checked" if unfinished else "")
 
 
-def _checker(system: System, share: float, tick: Tick) -> Checker:
-    salt = system.clock.now_ms().to_bytes(8, "big")
-    return Checker(system.operator.checked(), ReadShare(share, salt), tick=tick)
+def _tick(bar: Progress, task: TaskID, part: str, done: int) -> None:
+    bar.update(task, description=part, completed=done)
 
 
 def _share(text: str | None) -> float:

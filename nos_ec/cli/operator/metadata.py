@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.files.local_files import report_file, require_new
+from nos_ec.cli.operator.work_pool import Processes, work_pool
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.output import count_text, emit, facts, out, progress, time_text
 from nos_ec.composition.rebuilding import open_lost
@@ -43,6 +44,7 @@ def metadata_dump(
     keep: Annotated[
         int | None, typer.Option("--keep", min=1, metavar="N", help=f"Dumps to keep in the store (default: {KEEP}).")
     ] = None,
+    processes: Processes = 1,
     as_json: AsJson = False,
 ) -> None:
     """Save all rows, for `metadata rebuild`.
@@ -56,12 +58,14 @@ def metadata_dump(
     with (
         context(ctx).system() as system,
         progress() as bar,
+        work_pool(system.settings, processes) as pool,
         system.events().work(EventKind.DUMP) as work,
     ):
         interrupt_on_sigterm()
         task = bar.add_task("objects", total=None)
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
-        pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done))
+        objects = None if pool is None else pool.packed_pages
+        pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done), objects)
         data: dict[str, Any] = {"begun_ms": head.begun_ms}
         if to is None:
             dumps = system.client.dumps()

@@ -79,6 +79,14 @@ class DumpPage(msgspec.Struct, frozen=True, tag="page"):
         return zip(*found, strict=True)
 
 
+class PackedPage(msgspec.Struct, frozen=True):
+    """A page whose payload is already encoded: everything of its frame that does not depend on the pages before it."""
+
+    table: str
+    rows: int
+    payload: bytes
+
+
 class DumpEnd(msgspec.Struct, frozen=True, tag="end"):
     """The end of a dump: the number of frames, including this one, and the number of rows of each table."""
 
@@ -97,6 +105,11 @@ def encode_page(page: DumpPage) -> bytes:
     return _frame(0, page)
 
 
+def pack_page(page: DumpPage) -> PackedPage:
+    """Encode a page for `dump_frames`. Raise ValueError for one that `read_dump` would refuse."""
+    return PackedPage(page.table, page.rows, _payload(page))
+
+
 def decode_page(data: bytes) -> DumpPage:
     """Decode what `encode_page` returned. Bytes after the frame are ignored. Raises Corrupt."""
     content = _read_frame(BytesIO(data).read, 0)
@@ -105,14 +118,14 @@ def decode_page(data: bytes) -> DumpPage:
     return content
 
 
-def dump_frames(head: DumpHead, pages: Iterable[DumpPage]) -> Iterator[bytes]:
+def dump_frames(head: DumpHead, pages: Iterable[DumpPage | PackedPage]) -> Iterator[bytes]:
     """Yield the frames of a dump. Raise ValueError for a page that `read_dump` would refuse."""
     rows = Counter[str]()
     yield _frame(0, head)
     number = 0
     for number, page in enumerate(pages, 1):
         rows[page.table] += page.rows
-        yield _frame(number, page)
+        yield _framed(number, page.payload if isinstance(page, PackedPage) else _payload(page))
     yield _frame(number + 1, DumpEnd(number + 2, dict(rows)))
 
 
@@ -153,10 +166,18 @@ def verify_dump(read: Read) -> tuple[DumpHead, Mapping[str, int]]:
 
 
 def _frame(number: int, content: DumpContent) -> bytes:
+    return _framed(number, _payload(content))
+
+
+def _payload(content: DumpContent) -> bytes:
     raw = msgspec.msgpack.encode(content)
     payload = zlib.compress(raw, _ZLIB_LEVEL)
     if max(len(raw), len(payload)) > PAYLOAD_BYTES_MAX:
-        raise ValueError(f"dump: frame {number} has {len(raw)} bytes, too many for a reader")
+        raise ValueError(f"dump: a frame has {len(raw)} bytes, too many for a reader")
+    return payload
+
+
+def _framed(number: int, payload: bytes) -> bytes:
     return _FRAME_HEADER.pack(MAGIC, number, len(payload), _crc(number, payload)) + payload
 
 

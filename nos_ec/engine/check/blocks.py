@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zlib import crc32
 
-from nos_ec.core.errors import NotFound
+from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.gc.reclaim import BlockAccount, account_block
 from nos_ec.core.ids import BlockId
@@ -154,6 +154,41 @@ class BlockCheck:
         size = self._blocks.geometry.stripe_size
         first, last = one.extent.offset // size, (one.extent.offset + one.extent.length - 1) // size
         return all(stripe in scan.damaged_stripes for stripe in range(first, last + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLook:
+    """What a look at a block has found: see `BlockCheck.findings`. missing: the shards that the block lacks, if nothing
+    else is wrong with it. error: why it could not be examined. figures: what the look has read."""
+
+    row: BlockRow
+    found: Sequence[Finding] | None = ()
+    missing: Sequence[int] = ()
+    error: str | None = None
+    figures: BlockFigures = field(default_factory=BlockFigures)
+
+
+class BlockLooks:
+    """Looks at blocks. Several processes may look at a part of them each."""
+
+    def __init__(self, metadata: Metadata, blocks: BlockStore, read: ReadShare) -> None:
+        self._metadata = metadata
+        self._blocks = blocks
+        self._read = read
+
+    def look(self, row: BlockRow) -> BlockLook:
+        """Look at a block, and at its shards unless something else is wrong."""
+        check = BlockCheck(self._metadata, self._blocks, self._read)
+        missing: Sequence[int] = ()
+        try:
+            found = check.findings(row)
+            if row.state is BlockState.SEALED and row.stripes and not found:  # without stripes, it lacks no shard
+                missing = self._blocks.missing_shards(row.block_id)
+                if missing and check.row(row.block_id) != row:
+                    missing = ()
+        except (Transient, Corrupt) as error:
+            return BlockLook(row, error=str(error), figures=check.figures)
+        return BlockLook(row, found, missing, figures=check.figures)
 
 
 class BlockFindings:

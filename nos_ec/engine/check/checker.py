@@ -5,20 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, starmap
 from pathlib import Path
+from typing import Protocol
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.findings import Finding, FindingKind
 from nos_ec.core.ids import BlockId
 from nos_ec.core.states import BlockState
-from nos_ec.engine.check.blocks import NAMED_MAX, BlockCheck, ReadShare, block_name
+from nos_ec.engine.check.blocks import NAMED_MAX, BlockCheck, BlockLook, BlockLooks, ReadShare, block_name
 from nos_ec.engine.check.copies import CopyCheck
 from nos_ec.engine.check.log import LogCheck
-from nos_ec.engine.check.objects import ObjectCheck
+from nos_ec.engine.check.objects import ObjectCheck, ObjectLook, PageLook, Ranges
 from nos_ec.engine.check.second_look import WAIT_MS, SecondLook
 from nos_ec.engine.check.short_blocks import ShortBlocks
 from nos_ec.engine.check.uploads import manifest_of
@@ -51,6 +52,36 @@ class Checked:
     clock: Clock
     misfits: Callable[[], Iterator[Path]] = lambda: iter(())
 
+    def object_look(self) -> ObjectLook:
+        """Return what looks at rows of objects."""
+        return ObjectLook(self.metadata, partial(manifest_of, blocks=self.blocks, landing=self.landing))
+
+
+class Looks(Protocol):
+    """Looks at most of a store. What seems wrong is checked again by the process that checks the store."""
+
+    def at_blocks(self, rows: Iterable[BlockRow]) -> Iterator[BlockLook]:
+        """Return what `BlockLooks.look` returns for each block, in order. Raises Transient."""
+
+    def at_objects(self, ranges: Ranges) -> Iterator[PageLook]:
+        """Return the pages that `ObjectLook.pages_between` yields for these ranges, in order. Raises Transient."""
+
+
+class OwnLooks:
+    """Looks in this process. See Looks."""
+
+    def __init__(self, checked: Checked, read: ReadShare) -> None:
+        self._blocks = BlockLooks(checked.metadata, checked.blocks, read)
+        self._objects = checked.object_look()
+
+    def at_blocks(self, rows: Iterable[BlockRow]) -> Iterator[BlockLook]:
+        """See Looks."""
+        return map(self._blocks.look, rows)
+
+    def at_objects(self, ranges: Ranges) -> Iterator[PageLook]:
+        """See Looks."""
+        return chain.from_iterable(starmap(self._objects.pages_between, ranges))
+
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
@@ -80,14 +111,22 @@ class CheckFigures:
 
 
 class Checker:
-    """One check of a store. `read` selects the blocks and copies whose data is read too. wait_ms: see SecondLook."""
+    """One check of a store. `read` selects the blocks and copies whose data is read too. wait_ms: see SecondLook.
+    looks: how to look at blocks and objects; None: in this process."""
 
     def __init__(
-        self, checked: Checked, read: ReadShare, *, wait_ms: int = WAIT_MS, tick: Tick = lambda _part, _done: None
+        self,
+        checked: Checked,
+        read: ReadShare,
+        *,
+        wait_ms: int = WAIT_MS,
+        tick: Tick = lambda _part, _done: None,
+        looks: Looks | None = None,
     ) -> None:
         self._checked = checked
         self._read = read
         self._tick = tick
+        self._looks = looks or OwnLooks(checked, read)
         self._second = SecondLook(checked.clock, wait_ms)
         self._blocks = BlockCheck(checked.metadata, checked.blocks, read)
         self._unknown: set[BlockId] = set()
@@ -152,20 +191,24 @@ class Checker:
 
     def _check_blocks(self) -> Iterator[Finding]:
         short, busy, unanswered = ShortBlocks(), list[BlockRow](), 0
-        for row in self._rows():
-            try:
-                found = self._check_block(row, short)
-            except (Transient, Corrupt) as error:
+        for look in self._looks.at_blocks(self._rows()):
+            row = look.row
+            self._count_block(row)
+            self.figures.header_bytes += look.figures.header_bytes
+            self.figures.data_bytes += look.figures.data_bytes
+            if look.error is not None:
                 unanswered += 1
                 if unanswered > UNANSWERED_MAX:
-                    raise
-                self.unfinished.append(Unfinished(block_name(row.block_id), str(error)))
+                    raise Transient(look.error)
+                self.unfinished.append(Unfinished(block_name(row.block_id), look.error))
                 continue
-            if found is None:
+            if look.found is None:
                 busy.append(row)
                 if len(busy) > BUSY_MAX:
                     raise Transient(f"more than {BUSY_MAX} blocks keep changing")
-            yield from found or ()
+            if look.missing:
+                short.add(row.block_id, look.missing)
+            yield from look.found or ()
             if row.state is BlockState.OPEN:
                 yield from self._second.doubt(partial(self._without_writer, row.block_id))
         yield from self._second.settle()
@@ -174,18 +217,9 @@ class Checker:
             if found is None:
                 self.unfinished.append(Unfinished(block_name(row.block_id), "it keeps changing"))
             yield from found or ()
-        self.figures.header_bytes = self._blocks.figures.header_bytes
+        self.figures.header_bytes += self._blocks.figures.header_bytes
         self.figures.data_bytes += self._blocks.figures.data_bytes
         yield from short.findings()
-
-    def _check_block(self, row: BlockRow, short: ShortBlocks) -> Sequence[Finding] | None:
-        self._count_block(row)
-        found = self._blocks.findings(row)
-        if row.state is BlockState.SEALED and row.stripes and not found:  # a block without stripes lacks no shard
-            missing = self._checked.blocks.missing_shards(row.block_id)
-            if missing and self._blocks.row(row.block_id) == row:
-                short.add(row.block_id, missing)
-        return found
 
     def _rows(self) -> Iterator[BlockRow]:
         after: BlockId | None = None
@@ -213,9 +247,8 @@ class Checker:
 
     # --- the rest -------------------------------------------------------------------------------------
     def _check_objects(self) -> Iterator[Finding]:
-        checked = self._checked
-        read = partial(manifest_of, blocks=checked.blocks, landing=checked.landing)
-        check = ObjectCheck(checked.metadata, self._second, self._doubt_row, read)
+        metadata, look = self._checked.metadata, self._checked.object_look()
+        check = ObjectCheck(metadata, look, self._looks.at_objects, self._second, self._doubt_row)
         yield from check.findings()
         self.figures.objects = check.objects
 

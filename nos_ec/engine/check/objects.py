@@ -9,6 +9,7 @@ operation may have been under way (second_look.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 
@@ -23,71 +24,55 @@ from nos_ec.engine.texts import count_text
 from nos_ec.ports.metadata import Metadata, ObjectColumns, ObjectRow, Segment
 
 PAGE_ROWS = 1000
+RANGE_PAGES = 10
 _Listed = tuple[ObjectKey, int, int | None]
 """The key and version of a noncurrent version, and its object id (None: it is a delete marker)."""
 _SegmentsById = Mapping[int, Sequence[tuple[int, Segment]]]
 """By object id, the segments of an object in order, each with the version that it belongs to."""
 
 
-class ObjectCheck:
-    """Checks all rows of objects, in the order of their ids.
+@dataclass(frozen=True, slots=True)
+class PageLook:
+    """What a look at a page of rows has found. objects: how many objects the page has, not counting tails. doubtful:
+    the ids of the objects that seem wrong. unknown: blocks that the rows name, and that have no row."""
 
-    check_unknown_block: called with each block that objects name and that has no row; returns its findings.
+    objects: int
+    doubtful: Sequence[int]
+    unknown: Sequence[BlockId]
+
+
+Ranges = Iterable[tuple[int, int]]
+"""Ranges of ids of objects, in their order: each has the ids above its first number and up to its second one."""
+
+
+class ObjectLook:
+    """Looks at rows of objects, in the order of their ids. Several processes may look at a part of them each.
+
     read_manifest: returns the manifest of a composed object, as `uploads.manifest_of` does.
     """
 
-    def __init__(
-        self,
-        metadata: Metadata,
-        second_look: SecondLook,
-        check_unknown_block: Callable[[BlockId], Iterable[Finding]],
-        read_manifest: uploads.ReadManifest,
-    ) -> None:
+    def __init__(self, metadata: Metadata, read_manifest: uploads.ReadManifest) -> None:
         self._metadata = metadata
-        self._second_look = second_look
-        self._check_unknown_block = check_unknown_block
         self._read_manifest = read_manifest
-        self.objects = 0
-        """How many objects were checked, not counting tails."""
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong. Raises Transient."""
-        # 1. Rows, and the blocks and segments that they name.
-        after = 0
-        while ids := (page := self._metadata.columns_after(after, PAGE_ROWS)).object_id:
-            yield from self._check_page(page, after)
+    def pages_between(self, after: int, last: int) -> Iterator[PageLook]:
+        """Look at the rows whose ids are above `after` and at most `last`. Raises Transient."""
+        while ids := (page := self._metadata.columns_after(after, PAGE_ROWS).up_to(last)).object_id:
+            yield self._look(page, after)
             after = ids[-1]
-        # 2. Segments, and the rows that they belong to.
-        after = 0
-        while owners := self._metadata.owners_after(after, PAGE_ROWS):
-            after = owners[-1]
-            for object_id in self._with_stray_segments(owners):
-                yield from self._second_look.doubt(partial(self._check_stray_segments, object_id))
-        # 3. Noncurrent versions and uploads without an object.
-        yield from _versions_without_object(self._metadata, self._second_look)
-        yield from self._second_look.settle()
-        for upload in uploads.uploads_without_object(self._metadata):
-            yield Finding(
-                FindingKind.UPLOAD_WITHOUT_OBJECT,
-                f"upload {upload.upload_id.hex()} of {upload.key}",
-                {"since_ms": upload.since_ms},
-            )
 
-    # --- rows -----------------------------------------------------------------------------------------
-    def _check_page(self, page: ObjectColumns, after: int) -> Iterator[Finding]:
-        """Yield what is wrong with a page of rows, the first above the id `after`. Nearly all rows are ordinary, which
-        the columns show; the others are read again as rows."""
+    def _look(self, page: ObjectColumns, after: int) -> PageLook:
+        """Look at a page of rows, the first above the id `after`. Nearly all rows are ordinary, which the columns show;
+        the others are read again as rows."""
         tails = sum(bucket.startswith(TAILS_BUCKET) for bucket in page.bucket)
-        self.objects += len(page.object_id) - tails
         ids = self._unusual(page, after)
         rows = list(self._metadata.objects_with(ids).values())
         segments = self._segments_of_large(rows)
         checked = self._findings_of_rows(rows, segments) if rows else ()
-        for object_id in sorted({row.object_id for row, found in checked if found}):
-            yield from self._second_look.doubt(partial(self._check_object, object_id))
+        doubtful = sorted({row.object_id for row, found in checked if found})
         named = {block_id for block_id in page.block_id if block_id is not None}
-        for block_id in sorted(self._blocks_without_row(named, rows, segments)):
-            yield from self._check_unknown_block(block_id)
+        unknown = sorted(self._blocks_without_row(named, rows, segments))
+        return PageLook(len(page.object_id) - tails, doubtful, unknown)
 
     def _unusual(self, page: ObjectColumns, after: int) -> Collection[int]:
         """Return the ids of all rows for which `_findings_of_rows` may find something, or that need more than columns:
@@ -110,17 +95,17 @@ class ObjectCheck:
                 unusual.add(object_id)
         return unusual
 
-    def _check_object(self, object_id: int) -> list[Finding]:
+    def check_object(self, object_id: int) -> list[Finding]:
         """Check one object. An object that keeps changing is in use, and yields no findings."""
 
         def compare(row: ObjectRow) -> Iterator[Finding]:
             for _, found in self._findings_of_rows([row], self._segments_of_large([row])):
                 yield from found
 
-        return compare_steadily(self._row(object_id), lambda: self._row(object_id), compare) or []
-
-    def _row(self, object_id: int) -> ObjectRow | None:
-        return self._metadata.objects_with([object_id]).get(object_id)
+        return (
+            compare_steadily(_row_of(object_id, self._metadata), lambda: _row_of(object_id, self._metadata), compare)
+            or []
+        )
 
     def _segments_of_large(self, page: Sequence[ObjectRow]) -> _SegmentsById:
         """Return the segments of the large objects of a page, of all their versions."""
@@ -176,6 +161,61 @@ class ObjectCheck:
         of_segments.update(named)
         return of_segments - self._metadata.blocks_known(of_segments)
 
+
+class ObjectCheck:
+    """Checks all rows of objects.
+
+    look_at: returns the pages that `ObjectLook.pages_between` yields for these ranges.
+    check_unknown_block: called with each block that objects name and that has no row; returns its findings.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        look: ObjectLook,
+        look_at: Callable[[Ranges], Iterator[PageLook]],
+        second_look: SecondLook,
+        check_unknown_block: Callable[[BlockId], Iterable[Finding]],
+    ) -> None:
+        self._metadata = metadata
+        self._look = look
+        self._look_at = look_at
+        self._second_look = second_look
+        self._check_unknown_block = check_unknown_block
+        self.objects = 0
+        """How many objects were checked, not counting tails."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong. Raises Transient."""
+        # 1. Rows, and the blocks and segments that they name.
+        for page in self._look_at(self._ranges()):
+            self.objects += page.objects
+            for object_id in page.doubtful:
+                yield from self._second_look.doubt(partial(self._look.check_object, object_id))
+            for block_id in page.unknown:
+                yield from self._check_unknown_block(block_id)
+        # 2. Segments, and the rows that they belong to.
+        after = 0
+        while owners := self._metadata.owners_after(after, PAGE_ROWS):
+            after = owners[-1]
+            for object_id in self._with_stray_segments(owners):
+                yield from self._second_look.doubt(partial(self._check_stray_segments, object_id))
+        # 3. Noncurrent versions and uploads without an object.
+        yield from _versions_without_object(self._metadata, self._second_look)
+        yield from self._second_look.settle()
+        for upload in uploads.uploads_without_object(self._metadata):
+            yield Finding(
+                FindingKind.UPLOAD_WITHOUT_OBJECT,
+                f"upload {upload.upload_id.hex()} of {upload.key}",
+                {"since_ms": upload.since_ms},
+            )
+
+    def _ranges(self) -> Ranges:
+        after = 0
+        while (last := self._metadata.last_id_of_page(after, RANGE_PAGES * PAGE_ROWS)) is not None:
+            yield after, last
+            after = last
+
     # --- segments without an object -------------------------------------------------------------------
     def _with_stray_segments(self, object_ids: Sequence[int]) -> list[int]:
         """Return the ids of the objects that have a segment of another version than their row has. A version and its
@@ -194,9 +234,9 @@ class ObjectCheck:
         meanwhile."""
         if not self._with_stray_segments([object_id]):
             return
-        row = self._row(object_id)
+        row = _row_of(object_id, self._metadata)
         segments = self._metadata.segments_of([object_id]).get(object_id, [])
-        if row != self._row(object_id):
+        if row != _row_of(object_id, self._metadata):
             return
         for version in sorted({version for version, _ in segments} - {_large_version(row)}):
             extents = [segment.extent for of_version, segment in segments if of_version == version]
@@ -209,6 +249,10 @@ class ObjectCheck:
                     "blocks": sorted({extent.block_id.hex() for extent in extents}),
                 },
             )
+
+
+def _row_of(object_id: int, metadata: Metadata) -> ObjectRow | None:
+    return metadata.objects_with([object_id]).get(object_id)
 
 
 def _is_current(row: ObjectRow) -> bool:

@@ -21,16 +21,17 @@ the tables:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from nos_ec.core.formats.dump_format import DumpPage
+from nos_ec.core.formats.dump_format import DumpPage, PackedPage
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.states import ObjectState
 from nos_ec.engine.dump import bucket_rows, rows, upload_rows, version_rows
 from nos_ec.engine.landing.segment_pages import segment_pages
-from nos_ec.ports.metadata import Metadata, QueueEntry, Rebuilt, Segment
+from nos_ec.ports.metadata import Metadata, ObjectColumns, QueueEntry, Rebuilt, Segment
 
 PAGE_ROWS = 2000
+RANGE_PAGES = 5
 PAGE_PARTS = 100_000
 """The most segments of large objects in a page: about 5 MB."""
 READ_TRIES = 10
@@ -40,8 +41,19 @@ Tick = Callable[[int], None]
 """Takes the number of objects read so far."""
 
 
-def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[DumpPage]:
-    """Yield all rows that a rebuild needs. It creates leases, totals and waiting entries anew. Raises Transient."""
+Ranges = Iterable[tuple[int, int]]
+"""Ranges of ids of objects, in their order: each has the ids above its first number and up to its second one."""
+
+
+def dump_pages(
+    metadata: Metadata,
+    tick: Tick = lambda _: None,
+    objects: Callable[[Ranges], Iterator[PackedPage]] | None = None,
+) -> Iterator[DumpPage | PackedPage]:
+    """Yield all rows that a rebuild needs. It creates leases, totals and waiting entries anew. Raises Transient.
+
+    `objects` returns the packed pages of `object_pages` for these ranges, in their order; None: this process reads
+    them. The pages are the same either way, unless objects are deleted meanwhile."""
     for queued in _queued_pages(metadata):
         # Left out: reservations and copies in quarantine, which may be claimed or released before the dump ends.
         yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
@@ -52,16 +64,10 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
     while blocks := metadata.list_blocks(after_block, PAGE_ROWS):
         yield rows.blocks_page(blocks)
         after_block = blocks[-1].block_id
-    after = done = 0
-    while ids := (page := metadata.columns_after(after, PAGE_ROWS)).object_id:
-        small = page.without(ObjectState.LARGE)
-        if small.object_id:
-            yield rows.columns_page(small)
-        if small is not page:
-            for some in _split_page(_with_parts(metadata, sorted(set(ids).difference(small.object_id)))):
-                yield rows.objects_page(some)
-        after = ids[-1]
-        done += len(ids)
+    done = 0
+    for page in object_pages(metadata) if objects is None else objects(object_ranges(metadata)):
+        yield page
+        done += page.rows
         tick(done)
     yield from bucket_rows.bucket_pages(metadata)
     yield from bucket_rows.access_key_pages(metadata)
@@ -69,6 +75,32 @@ def dump_pages(metadata: Metadata, tick: Tick = lambda _: None) -> Iterator[Dump
     yield from version_rows.floor_pages(metadata)
     for queued in _queued_pages(metadata):
         yield rows.deletions_page(queued)
+
+
+def object_ranges(metadata: Metadata) -> Ranges:
+    """Yield ranges that together have all objects. Each has RANGE_PAGES pages, except the last one. Raises
+    Transient."""
+    after = 0
+    while (last := metadata.last_id_of_page(after, RANGE_PAGES * PAGE_ROWS)) is not None:
+        yield after, last
+        after = last
+
+
+def object_pages(metadata: Metadata, after: int = 0, last: int | None = None) -> Iterator[DumpPage]:
+    """Yield the objects whose ids are above `after` and at most `last` (None: all of these). Raises Transient."""
+    while ids := (page := _page_up_to(metadata, after, last)).object_id:
+        small = page.without(ObjectState.LARGE)
+        if small.object_id:
+            yield rows.columns_page(small)
+        if small is not page:
+            for some in _split_page(_with_parts(metadata, sorted(set(ids).difference(small.object_id)))):
+                yield rows.objects_page(some)
+        after = ids[-1]
+
+
+def _page_up_to(metadata: Metadata, after: int, last: int | None) -> ObjectColumns:
+    page = metadata.columns_after(after, PAGE_ROWS)
+    return page if last is None else page.up_to(last)
 
 
 def _queued_pages(metadata: Metadata) -> Iterator[list[QueueEntry]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import structlog
 
 from nos_ec.core.errors import Corrupt, NotFound
-from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, dump_frames, verify_dump
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, PackedPage, Read, dump_frames, verify_dump
 from nos_ec.core.formats.header import decode_header, decode_names, peek_length
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import RESERVED_BUCKET, BlockId, Extent, ObjectKey
@@ -58,7 +58,7 @@ class StoredDumps:
         self._store = store
         self._large = large
 
-    def write(self, head: DumpHead, pages: Iterable[DumpPage]) -> tuple[StoredDump, dict[str, int]]:
+    def write(self, head: DumpHead, pages: Iterable[DumpPage | PackedPage]) -> tuple[StoredDump, dict[str, int]]:
         """Store a dump and read it back. Returns the dump, and how many rows of each table it has. Raises NoSpace,
         Corrupt, Transient."""
         key = ObjectKey(RESERVED_BUCKET, f"{PREFIX}{head.begun_ms:015}")

@@ -6,6 +6,7 @@ match must read those rows again before it reports them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from itertools import compress
@@ -107,6 +108,13 @@ class ObjectColumns:
     def of_state(self, state: ObjectState) -> list[int]:
         """Return the ids of the objects in this state."""
         return [one for one, other in zip(self.object_id, self.state, strict=True) if other is state]
+
+    def up_to(self, object_id: int) -> ObjectColumns:
+        """Return the rows whose id is at most `object_id`. The rows must be in the order of their ids."""
+        rows = bisect_right(self.object_id, object_id)
+        if rows == len(self.object_id):
+            return self
+        return ObjectColumns(*(getattr(self, field.name)[:rows] for field in fields(self)))
 
     def without(self, state: ObjectState) -> ObjectColumns:
         """Return the rows that are not in this state."""

@@ -21,7 +21,7 @@ from nos_ec.core.deadlines import QUARANTINE_MS
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.findings import FindingKind
 from nos_ec.core.formats.copy_label import CopyLabel, encode_label
-from nos_ec.core.formats.dump_format import DumpHead, DumpPage, decode_page, dump_frames
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, PackedPage, decode_page, dump_frames
 from nos_ec.core.ids import ACCESS_BUCKET, RESERVED_BUCKET, ObjectKey
 from nos_ec.core.notifications.configuration import Notification, encode
 from nos_ec.core.publishing.slots import ALL_SLOTS
@@ -539,14 +539,14 @@ def test_changes_of_access_while_the_dump_is_made_come_back(bench: Bench, cli: C
             yield from bucket_rows.bucket_pages(metadata)
             yield from bucket_rows.access_key_pages(metadata)
 
-        def in_order() -> Iterator[DumpPage]:
+        def in_order() -> Iterator[DumpPage | PackedPage]:
             if earlier:
                 yield from access()
             for page in dump_pages(metadata):
                 if not (earlier and page.table in (bucket_rows.BUCKETS, bucket_rows.ACCESS_KEYS)):
                     yield page
 
-        def pages() -> Iterator[DumpPage]:
+        def pages() -> Iterator[DumpPage | PackedPage]:
             for page in in_order():
                 yield page
                 if page.table == after and not changed:
@@ -609,7 +609,7 @@ def test_a_bucket_that_is_deleted_while_its_objects_are_dumped_is_listed(bench: 
         change_access(system)
         key = bench.put(system, "k", b"body", "emptied")
 
-        def pages() -> Iterator[DumpPage]:
+        def pages() -> Iterator[DumpPage | PackedPage]:
             for page in dump_pages(system.metadata):
                 yield page
                 if page.table == rows.OBJECTS:

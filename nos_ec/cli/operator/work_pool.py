@@ -1,0 +1,160 @@
+"""Processes that share the work of a command with --processes. They read the store; the command itself writes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from multiprocessing.util import Finalize
+from threading import Thread
+from typing import Annotated, TypeVar
+
+import typer
+
+from nos_ec.cli.terminal.context import log_for_people
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import Transient
+from nos_ec.core.formats.dump_format import PackedPage, pack_page
+from nos_ec.engine.check.blocks import BlockLook, BlockLooks, ReadShare
+from nos_ec.engine.check.objects import PageLook
+from nos_ec.engine.dump.dumper import object_pages
+from nos_ec.engine.dump.rebuild_input import batches
+from nos_ec.ports.metadata import BlockRow
+from nos_ec.settings import Settings
+
+PROCESSES_MAX = 16
+AHEAD = 2
+"""Pieces of work that wait or run at a time, for each process. So memory is bounded, and no process waits."""
+BLOCKS_AT_A_TIME = 8
+
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        min=1,
+        max=PROCESSES_MAX,
+        metavar="N",
+        help="Share the reading among N processes. The result is the same.",
+    ),
+]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_IdRange = tuple[int, int]
+
+
+class WorkPool:
+    """Runs functions in other processes, each of which opens the store. `work_pool` makes it."""
+
+    def __init__(self, executor: ProcessPoolExecutor, processes: int) -> None:
+        self._executor = executor
+        self._at_a_time = AHEAD * processes
+
+    def in_order(self, work: Callable[[System, _T], _R], items: Iterable[_T]) -> Iterator[_R]:
+        """Yield the result of `work` for each item, in order. Raises what `work` raises, and Transient if a process has
+        ended."""
+        waiting = deque[Future[_R]]()
+        try:
+            for item in items:
+                waiting.append(self._executor.submit(_run, work, item))
+                if len(waiting) == self._at_a_time:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise Transient(
+                "a process of this command was killed, maybe because memory ran out; run the command again, or with"
+                " fewer --processes"
+            ) from error
+
+    def packed_pages(self, ranges: Iterable[_IdRange]) -> Iterator[PackedPage]:
+        """Return the pages of a dump with the objects in these ranges (`dump_pages`)."""
+        return chain.from_iterable(self.in_order(_pack, ranges))
+
+
+class PoolLooks:
+    """Looks in the processes of a pool. See `nos_ec.engine.check.checker.Looks`."""
+
+    def __init__(self, pool: WorkPool, read: ReadShare) -> None:
+        self._pool = pool
+        self._read = read
+
+    def at_blocks(self, rows: Iterable[BlockRow]) -> Iterator[BlockLook]:
+        """See Looks."""
+        look = partial(_look_at_blocks, self._read)
+        return chain.from_iterable(self._pool.in_order(look, batches(rows, BLOCKS_AT_A_TIME)))
+
+    def at_objects(self, ranges: Iterable[_IdRange]) -> Iterator[PageLook]:
+        """See Looks."""
+        return chain.from_iterable(self._pool.in_order(_look_at_objects, ranges))
+
+
+@contextmanager
+def work_pool(settings: Settings, processes: int) -> Iterator[WorkPool | None]:
+    """Start this many processes when they are needed, and end them with the block, at once if it raises. Yields None
+    for one process, which is this one.
+
+    They are new processes, not forks, because drivers of databases and of Ceph do not survive a fork."""
+    if processes == 1:
+        yield None
+        return
+    others = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (settings,))
+    try:
+        yield WorkPool(executor, processes)
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+# --- in the other processes ---------------------------------------------------------------------------
+class _Opened:
+    """The store that this process has opened for its work."""
+
+    settings: Settings
+    system: System | None = None
+
+
+def _begin(settings: Settings) -> None:
+    """Prepare this process, which ends with the command: Ctrl-C interrupts the command, which then ends this process;
+    if the command is killed, this process ends by itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log_for_people()
+    Thread(target=_end_with_command, name="command", daemon=True).start()
+    _Opened.settings = settings
+
+
+def _end_with_command() -> None:
+    command = multiprocessing.parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)
+
+
+def _run(work: Callable[[System, _T], _R], item: _T) -> _R:
+    if _Opened.system is None:
+        _Opened.system = open_system(_Opened.settings)
+        Finalize(None, _Opened.system.__exit__, exitpriority=1)
+    return work(_Opened.system, item)
+
+
+def _pack(system: System, ids: _IdRange) -> list[PackedPage]:
+    return list(map(pack_page, object_pages(system.metadata, *ids)))
+
+
+def _look_at_blocks(read: ReadShare, system: System, rows: Sequence[BlockRow]) -> list[BlockLook]:
+    return list(map(BlockLooks(system.metadata, system.blocks, read).look, rows))
+
+
+def _look_at_objects(system: System, ids: _IdRange) -> list[PageLook]:
+    return list(system.operator.checked().object_look().pages_between(*ids))

@@ -1,0 +1,174 @@
+"""Commands with --processes: the same result as with one process, and a clean end if a process is killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nos_ec.cli.app import run as start
+from nos_ec.cli.operator.work_pool import work_pool
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Corrupt, Transient
+from nos_ec.core.formats.dump_format import DumpContent, DumpHead, DumpPage, read_dump
+from nos_ec.engine.check import objects
+from nos_ec.engine.dump import dumper
+from tests.service.check.test_check import FIRST_PACKED, FIRST_WAITING, LARGE, K, fill, run
+from tests.service.cli.test_cli import Cli, cli  # noqa: F401
+from tests.service.conftest import WAIT_S_MAX, Bench
+
+DAMAGE = (
+    f"UPDATE objects SET version = version + 1 WHERE object_id = {FIRST_PACKED} + 40",
+    f"UPDATE objects SET size = size + 1 WHERE object_id = {LARGE}",
+    "UPDATE objects SET size = 7 WHERE state = 'empty'",
+    f"DELETE FROM waiting WHERE object_id = {FIRST_WAITING}",
+    "UPDATE objects SET state = 'queued' WHERE object_id = (SELECT max(object_id) FROM objects WHERE state = 'packed')",
+    "UPDATE blocks SET dead_bytes = dead_bytes + 1 WHERE block_id = (SELECT max(block_id) FROM blocks)",
+    f"UPDATE objects SET block_id = zeroblob(16) WHERE object_id = {FIRST_PACKED} + 6",
+)
+
+
+def filled(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+
+
+def checked(bench: Bench, capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What a check reports, which exits with 13."""
+    capfd.readouterr()
+    assert start(["--config", str(bench.config), "check", "--json", *arguments]) == 13
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def content(path: Path) -> list[DumpContent]:
+    """The pages and the end of a dump."""
+    with path.open("rb") as file:
+        return [one for one in read_dump(file.read) if not isinstance(one, DumpHead)]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--read-data", "100%")])
+def test_a_check_finds_the_same_in_the_same_order(
+    bench: Bench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]
+) -> None:
+    filled(bench)
+    for one in DAMAGE:
+        run(bench, one)
+    monkeypatch.setattr(objects, "PAGE_ROWS", 3)
+    monkeypatch.setattr(objects, "RANGE_PAGES", 2)
+    alone = checked(bench, capfd, *arguments)
+    assert {K.ROW_INVALID, K.PARTS_WRONG, K.NOT_WAITING, K.BLOCK_COUNTERS, K.BLOCK_ROW_MISSING} <= alone["kinds"].keys()
+    assert checked(bench, capfd, *arguments, "--processes", "3") == alone
+    assert multiprocessing.active_children() == []
+
+
+def test_a_dump_has_the_same_pages(
+    bench: Bench,
+    cli: Cli,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    filled(bench)
+    monkeypatch.setattr(dumper, "PAGE_ROWS", 7)
+    monkeypatch.setattr(dumper, "RANGE_PAGES", 1)
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    cli("metadata", "dump", "--to", str(alone))
+    made = cli("metadata", "dump", "--to", str(shared), "--processes", "2")["dumped"]
+    pages = [one for one in content(alone) if isinstance(one, DumpPage) and one.table == "objects"]
+    assert len(pages) > 10
+    assert content(shared) == content(alone)
+    stored = cli("metadata", "dump", "--processes", "2")["dumped"]
+    assert stored["rows"]["objects"] == made["rows"]["objects"] == sum(page.rows for page in pages)
+
+
+def test_a_range_ends_where_it_should(bench: Bench) -> None:
+    with bench.open() as system:
+        fill(bench, system)
+        ids = system.metadata.columns_after(0, 9999).object_id
+        pages = dumper.object_pages(system.metadata, ids[3], ids[40])
+        assert [one for page in pages for one in page.columns["object_id"]] == list(ids[4:41])
+
+
+def _kill(system: System, item: int) -> int:
+    assert system.store_id
+    if item == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def _fail(system: System, item: int) -> int:
+    assert system.store_id
+    raise Corrupt(f"item {item}")
+
+
+def _sleep(_system: System, item: int) -> int:
+    if item:
+        time.sleep(WAIT_S_MAX)
+    return os.getpid()
+
+
+def _work(bench: Bench, work: Callable[[System, int], int]) -> None:
+    with bench.open() as system, work_pool(system.settings, 2) as pool:
+        assert pool is not None
+        list(pool.in_order(work, range(9)))
+
+
+def test_a_killed_process_is_reported(bench: Bench) -> None:
+    with pytest.raises(Transient, match="was killed"):
+        _work(bench, _kill)
+    assert multiprocessing.active_children() == []
+
+
+def test_errors_are_raised(bench: Bench) -> None:
+    with pytest.raises(Corrupt, match="item 0"):
+        _work(bench, _fail)
+    assert multiprocessing.active_children() == []
+
+
+def test_an_interrupt_ends_all(bench: Bench) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(bench)
+    assert multiprocessing.active_children() == []
+
+
+def _interrupted(bench: Bench) -> None:
+    begun_s = 0.0
+    try:
+        with bench.open() as system, work_pool(system.settings, 2) as pool:
+            assert pool is not None
+            assert next(pool.in_order(_sleep, range(2))) != os.getpid()
+            begun_s = time.monotonic()
+            raise KeyboardInterrupt
+    finally:
+        assert time.monotonic() - begun_s < WAIT_S_MAX / 2
+
+
+def test_processes_end_with_their_command(bench: Bench) -> None:
+    """They do not wait forever for work if the command is killed."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    with bench.open() as system:
+        command = context.Process(target=_command, args=(system.settings, sending))
+        command.start()
+        assert receiving.poll(WAIT_S_MAX)
+        worker = receiving.recv()
+        command.kill()
+        command.join()
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while Path(f"/proc/{worker}/cmdline").exists() and b"spawn" in Path(f"/proc/{worker}/cmdline").read_bytes():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def _command(settings: Any, sending: Any) -> None:
+    with work_pool(settings, 2) as pool:
+        assert pool is not None
+        sending.send(next(pool.in_order(_sleep, [0])))
+        time.sleep(WAIT_S_MAX)
