@@ -24,7 +24,7 @@ from nos_ec.engine.gc.workers import last_behind
 from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.engine.operator_changes import OperatorChanges
 from nos_ec.engine.scrub.planned import PlannedMending
-from nos_ec.engine.scrub.scrubber import Scrubber, ScrubOptions
+from nos_ec.engine.scrub.scrubber import FirstLooks, Scrubber, ScrubOptions
 from nos_ec.engine.upkeep.shard_rebuild import ShardRebuild
 from nos_ec.monitoring.declarations.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.exposition import Sample
@@ -151,19 +151,35 @@ class OperatorSide:
         self.counts.add(lambda: rebuild_counts(rebuild.counters))
         return rebuild
 
-    def scrubber(self, bytes_per_s: int | None = None, *, repair: bool | None = None) -> Scrubber:
-        """Return a scrubber, with the configured rate and repair or with other values."""
+    def scrubber(
+        self,
+        bytes_per_s: int | None = None,
+        *,
+        repair: bool | None = None,
+        first_looks: FirstLooks | None = None,
+    ) -> Scrubber:
+        """Return a scrubber, with the configured rate and repair or with other values. first_looks: see Scrubber."""
         adapters, settings = self._adapters, self._adapters.settings
         options = ScrubOptions(
-            settings.scrub.bytes_per_s if bytes_per_s is None else bytes_per_s,
+            self.scrub_rate(bytes_per_s),
             settings.scrub.repair if repair is None else repair,
             settings.put.reservation_ms,
         )
         scrubber = Scrubber(
-            self.checked(), adapters.shards, adapters.contended_lease, options, adapters.trail, process_name()
+            self.checked(),
+            adapters.shards,
+            adapters.contended_lease,
+            options,
+            adapters.trail,
+            process_name(),
+            first_looks,
         )
         self.counts.add(lambda: scrub_counts(scrubber.counters))
         return scrubber
+
+    def scrub_rate(self, bytes_per_s: int | None) -> int:
+        """Return how many bytes a scrub reads and writes per second: the configured rate, or another one."""
+        return self._adapters.settings.scrub.bytes_per_s if bytes_per_s is None else bytes_per_s
 
     def planned_mending(self) -> PlannedMending:
         """Return the mender that makes the repairs which a check or scrub has planned."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.operator.findings import NewPlan, Report, print_hidden
+from nos_ec.cli.operator.work_pool import PoolScrub, Processes, work_pool
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import ProblemsFound
 from nos_ec.cli.terminal.output import count_text, emit, facts, progress, time_text
@@ -48,6 +49,7 @@ def scrub(
             "--plan", metavar="FILE", help="Write a plan of the repairs that were not tried, for `nos-ec apply`."
         ),
     ] = None,
+    processes: Processes = 1,
     as_json: AsJson = False,
 ) -> None:
     """Read all packed data, and mend damage.
@@ -59,7 +61,7 @@ def scrub(
     bytes_per_s = None if rate is None else rate_of(rate)
     new_plan = NewPlan(plan, "nos-ec scrub")
     report = Report(as_json)
-    with context(ctx).system() as system, progress() as bar:
+    with context(ctx).system() as system, progress() as bar, work_pool(system.settings, processes) as pool:
         interrupt_on_sigterm()
         blocks = sum(system.operator.store_totals().read().totals.blocks.values())
         task = bar.add_task("scrub", total=blocks)
@@ -73,7 +75,9 @@ def scrub(
         def watch(result: ScrubResult) -> None:
             bar.update(task, completed=min(result.of_pass.blocks, blocks))
 
-        scrubber = system.operator.scrubber(bytes_per_s, repair=repair)
+        operator = system.operator
+        looks = None if pool is None else PoolScrub(pool, operator.scrub_rate(bytes_per_s)).first_looks
+        scrubber = operator.scrubber(bytes_per_s, repair=repair, first_looks=looks)
         with keeping_counts(system):
             result = scrubber.run_once(Event(), duration_ms(max_duration), show, watch, restart=restart)
         store_id, now_ms = system.store_id, system.clock.now_ms()

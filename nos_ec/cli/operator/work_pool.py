@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from multiprocessing.util import Finalize
-from threading import Thread
+from threading import Event, Thread
 from typing import Annotated, TypeVar
 
 import typer
@@ -26,6 +26,8 @@ from nos_ec.engine.check.blocks import BlockLook, BlockLooks, ReadShare
 from nos_ec.engine.check.objects import PageLook
 from nos_ec.engine.dump.dumper import object_pages
 from nos_ec.engine.dump.rebuild_input import batches
+from nos_ec.engine.rate_limit import RateLimit
+from nos_ec.engine.scrub.blocks import BlockScrub, FirstLook
 from nos_ec.ports.metadata import BlockRow
 from nos_ec.settings import Settings
 
@@ -55,6 +57,7 @@ class WorkPool:
 
     def __init__(self, executor: ProcessPoolExecutor, processes: int) -> None:
         self._executor = executor
+        self.processes = processes
         self._at_a_time = AHEAD * processes
 
     def in_order(self, work: Callable[[System, _T], _R], items: Iterable[_T]) -> Iterator[_R]:
@@ -77,6 +80,18 @@ class WorkPool:
     def packed_pages(self, ranges: Iterable[_IdRange]) -> Iterator[PackedPage]:
         """Return the pages of a dump with the objects in these ranges (`dump_pages`)."""
         return chain.from_iterable(self.in_order(_pack, ranges))
+
+
+class PoolScrub:
+    """Looks at blocks in the processes of a pool, each of which reads a part of `bytes_per_s` (0: no limit)."""
+
+    def __init__(self, pool: WorkPool, bytes_per_s: int) -> None:
+        self._pool = pool
+        self._bytes_per_s = bytes_per_s and max(1, bytes_per_s // pool.processes)
+
+    def first_looks(self, rows: Iterable[BlockRow]) -> Iterator[FirstLook]:
+        """See Scrubber."""
+        return self._pool.in_order(partial(_scrub_block, self._bytes_per_s), rows)
 
 
 class PoolLooks:
@@ -123,6 +138,7 @@ class _Opened:
 
     settings: Settings
     system: System | None = None
+    limit: RateLimit | None = None
 
 
 def _begin(settings: Settings) -> None:
@@ -158,3 +174,10 @@ def _look_at_blocks(read: ReadShare, system: System, rows: Sequence[BlockRow]) -
 
 def _look_at_objects(system: System, ids: _IdRange) -> list[PageLook]:
     return list(system.operator.checked().object_look().pages_between(*ids))
+
+
+def _scrub_block(bytes_per_s: int, system: System, row: BlockRow) -> FirstLook:
+    if _Opened.limit is None:
+        _Opened.limit = RateLimit(system.clock, bytes_per_s)
+    spend = partial(_Opened.limit.spend, stop=Event())
+    return BlockScrub(system.metadata, system.blocks, system.shards, spend).first_look(row)

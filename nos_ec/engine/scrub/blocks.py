@@ -70,6 +70,16 @@ class Look:
         return bool(self.findings or self.shards.missing or self.torn)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """The first look at a block. error: why the block could not be examined; without it, `look` is what
+    `BlockScrub.look` returned."""
+
+    row: BlockRow
+    look: Look | None = None
+    error: str | None = None
+
+
 class BlockScrub:
     """Looks at one block at a time. `shards` is None if the store maintains its shards itself (Ceph)."""
 
@@ -81,6 +91,13 @@ class BlockScrub:
         self._shards = shards
         self._rate_limit = rate_limit
         self._check = BlockCheck(metadata, blocks, ReadShare())
+
+    def first_look(self, row: BlockRow) -> FirstLook:
+        """Look at a block for the first time. Raises what `rate_limit` raises."""
+        try:
+            return FirstLook(row, self.look(row))
+        except (Transient, Corrupt) as error:
+            return FirstLook(row, error=str(error))
 
     def look(self, row: BlockRow) -> Look | None:
         """Read a whole block. Returns None if its row keeps changing. Raises Transient, Corrupt (rows that cannot be

@@ -9,8 +9,9 @@ process scrubs at a time, under a lease.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 
 import structlog
@@ -26,7 +27,7 @@ from nos_ec.engine.figures.events import EventKind, EventLog, Outcome
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.log_throttle import ThrottledLog
 from nos_ec.engine.rate_limit import RateLimit
-from nos_ec.engine.scrub.blocks import BlockScrub, Look
+from nos_ec.engine.scrub.blocks import BlockScrub, FirstLook, Look
 from nos_ec.engine.scrub.mending import Mending, Scrubbed
 from nos_ec.engine.texts import count_text
 from nos_ec.ports.audit_trail import NO_TRAIL, AuditTrail
@@ -44,6 +45,7 @@ LOOK_MS = 60_000
 """A daemon checks this often whether a pass is due."""
 
 Report = Callable[[Scrubbed], object]
+FirstLooks = Callable[[Iterable[BlockRow]], Iterator[FirstLook]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,10 @@ class Scrubber:
         options: ScrubOptions,
         trail: AuditTrail = NO_TRAIL,
         process: str = "",
+        first_looks: FirstLooks | None = None,
     ) -> None:
+        """first_looks: returns what `BlockScrub.first_look` returns for each block, in order; None: this process
+        looks."""
         self._metadata = checked.metadata
         self._events = EventLog(checked.metadata, checked.clock, process)
         self._clock = checked.clock
@@ -126,6 +131,7 @@ class Scrubber:
             self._rate_limit(count_bytes)
 
         self._scrub = BlockScrub(checked.metadata, checked.blocks, shards, rate_limit)
+        self._first_looks = first_looks or partial(map, self._scrub.first_look)
         self._mending = Mending(
             checked.metadata, checked.landing, shards, checked.clock, options.put_ms_max, rate_limit, trail
         )
@@ -294,19 +300,29 @@ class Scrubber:
         self, stop: Event, over: Callable[[], bool], report: Report, watch: Callable[[ScrubResult], object]
     ) -> None:
         watch(self._result)
-        while rows := self._metadata.list_blocks(self._state.after, PAGE_ROWS):
+        for first in self._first_looks(self._rows()):
+            self._rate_limit(0)
+            self._scrub_block(first, stop, report)
+            if not waits(self._saved_ms + SAVE_MS, self._clock.now_ms(), SAVE_MS):
+                self._save()
+            watch(self._result)
+            if over():
+                raise _Stopped
+
+    def _rows(self) -> Iterator[BlockRow]:
+        after = self._state.after
+        while rows := self._metadata.list_blocks(after, PAGE_ROWS):
             for row in rows:
                 self._rate_limit(0)
-                self._scrub_block(row, stop, report)
-                if not waits(self._saved_ms + SAVE_MS, self._clock.now_ms(), SAVE_MS):
-                    self._save()
-                watch(self._result)
-                if over():
-                    raise _Stopped
+                yield row
+            after = rows[-1].block_id
 
-    def _scrub_block(self, row: BlockRow, stop: Event, report: Report) -> None:
+    def _scrub_block(self, first: FirstLook, stop: Event, report: Report) -> None:
+        row = first.row
         try:
-            look = self._scrub.look(row) or self._look_again(row, stop)
+            if first.error is not None:
+                raise Transient(first.error)
+            look = first.look or self._look_again(row, stop)
             found: list[Scrubbed] = []
             lacks = () if look is None else look.short
             if look is not None and look.doubtful:

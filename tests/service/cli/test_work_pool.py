@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -172,3 +173,38 @@ def _command(settings: Any, sending: Any) -> None:
         assert pool is not None
         sending.send(next(pool.in_order(_sleep, [0])))
         time.sleep(WAIT_S_MAX)
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_scrub_finds_and_mends_the_same(bench: Bench, cli: Cli, tmp_path: Path, repair: bool) -> None:  # noqa: F811
+    filled(bench)
+    shards = sorted(
+        path for path in (bench.folder / "store" / "blocks").rglob("*") if path.is_file() and path.suffix != ".json"
+    )
+    for path in shards[::7]:
+        damaged = bytearray(path.read_bytes())
+        if damaged:
+            damaged[len(damaged) // 2] ^= 1
+            path.write_bytes(damaged)
+    before = tmp_path / "before"
+    shutil.copytree(bench.folder / "store", before)
+    results = []
+    for processes in ("1", "3"):
+        shutil.rmtree(bench.folder / "store")
+        shutil.copytree(before, bench.folder / "store")
+        results.append(scrubbed(bench, cli, "--processes", processes, *(() if repair else ("--no-repair",))))
+    alone, shared = results
+    assert alone["problems_found"] > 1
+    assert alone["complete"]
+    assert bool(alone["mended"]) is repair
+    for result in results:
+        for name in ("began_ms", "ended_ms"):
+            assert result["pass"].pop(name)
+    assert shared == alone
+
+
+def scrubbed(bench: Bench, cli: Cli, *arguments: str) -> dict[str, Any]:  # noqa: F811
+    """What a scrub reports, whether or not it leaves damage."""
+    assert start(["--config", str(bench.config), "scrub", "--rate", "0", "--json", *arguments]) in (0, 13)
+    found: dict[str, Any] = json.loads(cli._capfd.readouterr().out.splitlines()[-1])
+    return found
