@@ -26,6 +26,7 @@ rights='
 front     blocks             INSERT, UPDATE, DELETE
 front     bucket_documents   INSERT, DELETE
 front     bucket_grants      INSERT, DELETE
+front     bucket_usage       INSERT, DELETE
 front     buckets            INSERT, UPDATE (owner, created_ms, acl, deleted_ms), DELETE
 front     counters           UPDATE (value)
 front     directory          INSERT, UPDATE (owner, created_ms, deleted_ms)
@@ -37,15 +38,18 @@ front     outbox             INSERT
 front     segments           INSERT, DELETE
 front     survival           INSERT, UPDATE (counted_ms, counts)
 front     uploads            INSERT, UPDATE (state, since_ms, revision, attributes)
+front     usage_changes      INSERT
 front     version_floors     INSERT, UPDATE (version)
 front     versions           INSERT, DELETE
 front     waiting            INSERT, DELETE
 
+producer  bucket_usage       INSERT, UPDATE (bytes, objects, changed_bytes, changed_objects, counted_ms), DELETE
 producer  counters           UPDATE (value)
 producer  leases             INSERT, UPDATE (expires_ms), DELETE
 producer  objects            UPDATE (state)
 producer  outbox             DELETE
 producer  stored_totals      INSERT, UPDATE (value), DELETE
+producer  usage_changes      DELETE
 producer  waiting            UPDATE (state, due_ms, published_ms, is_spread)
 
 consumer  blocks             INSERT, UPDATE, DELETE
@@ -70,12 +74,14 @@ gc        store_info         INSERT, DELETE
 gc        stored_totals      INSERT, UPDATE (value), DELETE
 gc        survival           INSERT, UPDATE (counted_ms, counts), DELETE
 gc        uploads            UPDATE (state, since_ms, attributes), DELETE
+gc        usage_changes      INSERT
 gc        version_floors     INSERT, UPDATE (version), DELETE
 gc        versions           INSERT, DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 operator  objects            UPDATE (trashed)
 operator  stored_totals      INSERT, UPDATE (value)
+operator  usage_changes      INSERT
 operator  version_floors     INSERT, UPDATE (version)
 operator  versions           UPDATE (created_ms)
 '

@@ -29,6 +29,7 @@ MODULES = {
     "commands.s3": ("s3",),
     "commands.cells": ("cells",),
     "operator.status": ("status",),
+    "operator.usage": ("usage",),
     "operator.check": ("check", "apply"),
     "operator.quarantine": ("quarantine",),
     "commands.trash": ("undelete", "trash"),

@@ -157,6 +157,8 @@ def open_system(settings: Settings) -> System:
         watch_deaths(settings, metadata, clock, stack)
         if settings.s3.topics:
             metadata.send_events(OutboxOptions(settings.s3.notification_events_max, settings.s3.region))
+        if settings.store.count_usage:
+            metadata.count_usage()
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)

@@ -71,6 +71,12 @@ class StoreSettings(Section):
         description="Cell whose database holds the directory, which says in which cell a bucket is, and the access"
         " keys. Required if there are cells (CELLS.md), and never changed afterwards.",
     )
+    count_usage: Flag = Field(
+        default=False,
+        description="Count the bytes and objects of buckets for which an operator asks for it (S3.md). Set it alike for"
+        " gateways, library programs, producers, GC and the console; a program without it makes the counts wrong. If"
+        " false, changes cost nothing more.",
+    )
     lease_ttl_ms: Count = Field(
         default=30 * SECOND,
         ge=SECOND,

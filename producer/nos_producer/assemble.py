@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from nos_ec.composition.developer_values import PUBLISHED_OBJECTS
 from nos_ec.composition.packing import BACKLOG_WINDOWS
 from nos_ec.composition.wiring import System
+from nos_ec.engine.upkeep.usage_keeper import UsageKeeper
 from nos_ec.monitoring.monitor import Monitor
 from nos_producer.notifications import NotificationSender
 from nos_producer.samples import producer_samples
@@ -45,7 +46,10 @@ def producer_service(
             to_topics = stack.enter_context(closing(system.worker.notifications()))
             events_max = system.settings.s3.notification_events_max
             notifications = NotificationSender(system.metadata, to_topics, system.clock, held, events_max)
-        service = ProducerService(system.metadata, publisher, progress, system.clock, held, options, notifications)
+        usage = UsageKeeper(system.metadata, system.clock) if system.settings.store.count_usage else None
+        service = ProducerService(
+            system.metadata, publisher, progress, system.clock, held, options, notifications, usage
+        )
         if monitor is not None:
             monitor.parked.append(lambda: service.retry_queues)
             monitor.metrics.add("producer", lambda: producer_samples(service, held, system.clock.now_ms()))

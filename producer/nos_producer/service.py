@@ -23,6 +23,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.retry_queue import RetryQueue
+from nos_ec.engine.upkeep.usage_keeper import UsageKeeper
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import GroupProgress, MessagePublisher
 from nos_ec.ports.metadata import ObjectRow, Objects
@@ -36,6 +37,8 @@ _log = structlog.get_logger(__name__)
 
 RETRY_WAIT_MS = 1000
 """The wait after a batch that failed."""
+USAGE_SLOT = 0
+"""The producer that holds this slot keeps the usage of buckets."""
 IDLE_WAIT_MS = 500
 """The wait after a scan that found no due rows: short compared with consumer.linger_ms. Such a scan is a single small
 query."""
@@ -83,9 +86,11 @@ class ProducerService:
         held_slots: HeldSlots,
         options: ProducerOptions,
         notifications: NotificationSender | None = None,
+        usage: UsageKeeper | None = None,
     ) -> None:
         self._metadata = metadata
         self.notifications = notifications
+        self._usage = usage
         self._publisher = publisher
         self._clock = clock
         self._held_slots = held_slots
@@ -133,13 +138,15 @@ class ProducerService:
         return len(rows)
 
     def drain(self) -> int:
-        """Publish until no row is due in the held slots, and send the notifications of buckets. Returns how many
-        objects were published. Raises Transient."""
+        """Publish until no row is due in the held slots, send the notifications of buckets, and keep their usage.
+        Returns how many objects were published. Raises Transient."""
         before = self.counters.objects
         while self.turn():
             pass
         if self.notifications is not None:
             self.notifications.drain()
+        if self._usage is not None and self._keeps_usage():
+            self._usage.drain()
         return self.counters.objects - before
 
     def _due_reader(self, now_ms: int, slots: frozenset[int]) -> Callable[[int], Sequence[ObjectRow]]:
@@ -202,17 +209,26 @@ class ProducerService:
 
     def run(self, stop: Event, beat: Beat = unwatched) -> None:
         """Publish until `stop` is set. Transient failures are logged, and publishing is tried again. Notifications of
-        buckets are sent by a thread of their own, so that a topic that does not answer delays no packing."""
-        sending: Thread | None = None
+        buckets are sent by a thread of their own, and their usage is kept by another, so that neither a topic that does
+        not answer nor a large bucket delays packing."""
+        threads: list[Thread] = []
         if self.notifications is not None:
-            sending = Thread(target=self.notifications.run, args=(stop,), name="notifications", daemon=True)
-            sending.start()
+            threads.append(Thread(target=self.notifications.run, args=(stop,), name="notifications", daemon=True))
+        if self._usage is not None:
+            threads.append(Thread(target=self._usage.run, args=(stop, self._keeps_usage), name="usage", daemon=True))
+        for thread in threads:
+            thread.start()
         try:
             self._run(stop, beat)
         finally:
-            if sending is not None:
+            if threads:
                 stop.set()
-                sending.join()
+            for thread in threads:
+                thread.join()
+
+    def _keeps_usage(self) -> bool:
+        """Return whether this producer is the one that keeps the usage of buckets."""
+        return USAGE_SLOT in self._held_slots.slots()
 
     def _run(self, stop: Event, beat: Beat) -> None:
         while not stop.is_set():

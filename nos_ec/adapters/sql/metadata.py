@@ -27,6 +27,7 @@ from nos_ec.adapters.sql.objects.packing import SqlPacking
 from nos_ec.adapters.sql.objects.puts import SqlPuts
 from nos_ec.adapters.sql.objects.trash import SqlTrash
 from nos_ec.adapters.sql.objects.uploads import SqlUploads
+from nos_ec.adapters.sql.objects.usage import SqlUsage
 from nos_ec.adapters.sql.objects.versions import SqlVersions
 from nos_ec.adapters.sql.operator.explanations import SqlExplanations
 from nos_ec.adapters.sql.operator.inspection import SqlInspection
@@ -72,6 +73,7 @@ class SqlMetadata(
     SqlAccessKeys,
     SqlDirectory,
     SqlOutbox,
+    SqlUsage,
     SqlInspection,
     SqlRepairs,
     SqlExplanations,

@@ -1,4 +1,5 @@
-"""Buckets as their owners see them, the rights of accounts in them, and the access keys of the S3 gateway.
+"""Buckets as their owners see them, what they hold, the rights of accounts in them, and the access keys of the S3
+gateway.
 
 A bucket needs no row to hold objects: the Python library and the command line put objects into any bucket. A bucket
 that holds an object and has no row belongs to ROOT_ACCOUNT; changing the bucket adds the row. Therefore PUTs lock no
@@ -20,6 +21,8 @@ SECRET_BYTES_MAX = 512
 NOTE_BYTES_MAX = 255
 GENERATION_BYTES = 8
 DOCUMENT_BYTES_MAX = 32 << 10
+METERED_MS = 10_000
+"""How long a process uses what it knows about whether a bucket is metered, before it reads it again."""
 
 
 class CannedAcl(StrEnum):
@@ -39,7 +42,7 @@ class DocumentKind(StrEnum):
     stored as they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it,
     VERSIONING as a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`, ENCRYPTION
     as the name of an algorithm, NOTIFICATION as `core.notifications.configuration` writes it, LOGGING as
-    `gateway.auth.log_target` writes it."""
+    `gateway.auth.log_target` writes it. A bucket with a QUOTA, a JSON object, is metered (`Usage`)."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -54,6 +57,7 @@ class DocumentKind(StrEnum):
     NOTIFICATION = "notification"
     WEBSITE = "website"
     LOGGING = "logging"
+    QUOTA = "quota"
 
 
 class KeyState(StrEnum):
@@ -211,3 +215,90 @@ class AccessKeys(Protocol):
 
     def remove_access_key(self, access_key: str) -> bool:
         """Remove an access key. Returns False if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Bytes and objects: what a bucket or account holds, or a change of it, which may be negative."""
+
+    bytes: int = 0
+    objects: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.bytes + other.bytes, self.objects + other.objects)
+
+    def __sub__(self, other: Sums) -> Sums:
+        return Sums(self.bytes - other.bytes, self.objects - other.objects)
+
+
+NOTHING = Sums()
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUsage:
+    """The sums of a metered bucket, with changes that are not folded yet.
+
+    `held` is what it holds. While `counted_ms` is None, its objects have not been counted yet, and `held` has only the
+    changes since `since_ms`, when the bucket became metered. `changed` has all bytes and objects that were added and
+    removed since then, added up; it only grows.
+    """
+
+    bucket: str
+    held: Sums
+    changed: Sums
+    since_ms: int
+    counted_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SizesPage:
+    """The sums of a page of rows. `next` is the last name, and the version number for noncurrent versions, after which
+    the next page begins; None at the end."""
+
+    sums: Sums
+    next: tuple[str, int] | None
+
+
+class Usage(Protocol):
+    """Bytes and objects of buckets, as sums of changes (docs/adr/0058). Safe to call from several threads.
+
+    Rows of objects are counted as they are stored: current and noncurrent versions, the parts of uploads in the bucket
+    of the upload, and manifests. Delete markers, tails of large objects and the trash are not counted. Only buckets
+    that are metered have sums. Each change of their objects adds a row of changes in its own transaction, and locks no
+    row of the bucket; `fold_usage` adds these rows to the sums. Only a store with `count_usage` adds changes.
+    """
+
+    def count_usage(self) -> None:
+        """From now on, add the changes of metered buckets. A bucket that becomes metered is known after METERED_MS."""
+
+    def meter_bucket(self, bucket: str, now_ms: int) -> bool:
+        """Begin to sum up the changes of a bucket. Its objects must be counted later (`settle_usage`). Returns False,
+        and changes nothing, if it is metered."""
+
+    def unmeter_bucket(self, bucket: str) -> bool:
+        """Forget the sums of a bucket. Returns False if it was not metered."""
+
+    def bucket_usage(self, bucket: str) -> BucketUsage | None:
+        """Return the usage of a metered bucket; None if it is not metered. Runs one statement, so changes that are
+        folded meanwhile count once."""
+
+    def bucket_usages(self, after: str, limit: int) -> list[BucketUsage]:
+        """Return one page of the metered buckets, by UTF-8 byte order of their names."""
+
+    def account_usage(self, account: str) -> Sums:
+        """Return the sums of all metered buckets of an account."""
+
+    def fold_usage(self, limit: int) -> int:
+        """Add at most `limit` changes to the sums, and remove exactly these. Returns how many. Those that another
+        process has folded meanwhile are left out."""
+
+    def settle_usage(self, bucket: str, correction: Sums, now_ms: int) -> bool:
+        """Add the difference between what was counted and the sums at that moment, and mark the bucket as counted at
+        `now_ms`. Returns False if it is not metered any more."""
+
+    def current_sizes(self, bucket: str, after: str, limit: int) -> SizesPage:
+        """Sum up at most `limit` current versions of a bucket, which may be hidden, after this name."""
+
+    def noncurrent_sizes(self, bucket: str, after: tuple[str, int] | None, limit: int) -> SizesPage:
+        """Sum up at most `limit` noncurrent versions of a bucket, after this name and version number. Delete markers
+        are stepped over."""

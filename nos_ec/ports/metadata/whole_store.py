@@ -11,7 +11,7 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata.blocks import Blocks
-from nos_ec.ports.metadata.buckets import AccessChanges, AccessKeys, Buckets
+from nos_ec.ports.metadata.buckets import AccessChanges, AccessKeys, Buckets, Usage
 from nos_ec.ports.metadata.directory import Directory
 from nos_ec.ports.metadata.explanations import Explanations
 from nos_ec.ports.metadata.inspection import Inspection
@@ -157,6 +157,7 @@ class Metadata(
     Survival,
     Locks,
     Outbox,
+    Usage,
     Rebuilding,
     Protocol,
 ):

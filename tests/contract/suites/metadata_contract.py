@@ -48,6 +48,7 @@ from tests.contract.suites.metadata_survival_contract import SurvivalContract
 from tests.contract.suites.metadata_tail_contract import TailContract
 from tests.contract.suites.metadata_trash_contract import TrashContract
 from tests.contract.suites.metadata_upload_contract import UploadContract
+from tests.contract.suites.metadata_usage_contract import UsageContract
 from tests.contract.suites.metadata_version_contract import VersionContract
 from tests.rig.fakes.audit import counted_totals
 from tests.rig.fakes.metadata_bench import GEOMETRY, HEADER, TTL_MS, MetadataBench, new_block_id, new_landing_id
@@ -975,6 +976,7 @@ class MetadataContract(
     VersionContract,
     LockContract,
     OutboxContract,
+    UsageContract,
     ExpiredVersionContract,
     ProducerContract,
     LeaseContract,

@@ -37,6 +37,7 @@ from nos_ec.core.packing.lifetimes import OTHERS, Counts
 from nos_ec.core.publishing.slots import member_lease
 from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import FLOOR_MS, Versioning
+from nos_ec.engine.figures.bucket_count import count_bucket
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.landing.log_lease import take_log_lease
 from nos_ec.ports.metadata import (
@@ -51,6 +52,7 @@ from nos_ec.ports.metadata import (
     NewObject,
     PutRequest,
     StoredTotals,
+    Sums,
     VersionEntry,
 )
 from nos_ec.ports.metadata import Rights as BucketRights
@@ -321,6 +323,30 @@ def notify(front: System, gc: System, producer: System) -> None:
         assert service.notifications.counters.sent == 2
 
 
+def meter(front: System, gc: System, operator: System, producer: System) -> None:
+    """What they do with metered buckets: they are changed and counted, and their changes are folded."""
+    now_ms = front.clock.now_ms()
+    for system in (front, gc, operator):
+        system.metadata.count_usage()
+    for name in ("metered", "asked", "other"):
+        assert front.metadata.create_bucket(name, "ann", CannedAcl.PRIVATE, now_ms)
+    assert front.metadata.meter_bucket("metered", now_ms)
+    assert front.metadata.meter_bucket("other", now_ms)
+    assert front.metadata.unmeter_bucket("other")
+    rows = [front.client.store().put(ObjectKey("metered", name), BytesIO(b"1")) for name in "klm"]
+    assert gc.metadata.delete_unchanged(rows[:1], now_ms) == rows[:1]
+    deleted = front.metadata.delete(rows[1].key, now_ms, now_ms + 10**9)
+    assert operator.metadata.undelete([operator.client.trash().find(deleted.key)]).rows
+    metadata = producer.metadata
+    assert metadata.fold_usage(100) == 6
+    assert metadata.meter_bucket("asked", now_ms)
+    assert metadata.settle_usage("asked", Sums(), now_ms)
+    assert metadata.unmeter_bucket("asked")
+    found = metadata.bucket_usage("metered")
+    assert found is not None
+    assert found.held == count_bucket(metadata, "metered").sums == Sums(2, 2)
+
+
 def learn(front: System, system: System) -> None:
     """What a gateway and a daemon count of lifetimes, when a bucket is folded."""
     metadata, now_ms = system.metadata, system.clock.now_ms()
@@ -398,6 +424,7 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
         keep_totals(systems[role])
     change(systems["front"], systems["gc"], systems["operator"])
     notify(systems["front"], systems["gc"], systems["producer"])
+    meter(systems["front"], systems["gc"], systems["operator"], systems["producer"])
     for role in ("reader", "api", "console", "operator"):
         look(systems[role])
     any_system = systems["reader"]

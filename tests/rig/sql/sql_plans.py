@@ -53,6 +53,8 @@ HOT_TABLES = {
     "blocks",
     "landing_deletions",
     "outbox",
+    "bucket_usage",
+    "usage_changes",
 }
 OBJECTS = 3000
 NONCURRENT = 10_000
@@ -170,6 +172,37 @@ class SqlPlans:
                     for line in scans(connection, *one)
                 ]
             assert found == [], f"{name}: {found} {statements}"
+
+    def test_usage_is_kept_by_its_indexes(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """A PUT of a metered bucket adds one statement, and one that is not metered none, but for its look-up."""
+        metadata.count_usage()
+        for n in range(300):
+            metadata.meter_bucket(f"other-{n:03}", bench.now_ms)
+            bench.put("k", 10, bucket=f"other-{n:03}")
+        metadata.meter_bucket("bucket", bench.now_ms)
+        bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
+        _analyze(self.server(metadata))
+        with caught(metadata) as statements:
+            metadata.bucket_usage("bucket")
+            metadata.current_sizes("bucket", "n00100", 10)
+            metadata.noncurrent_sizes("bucket", ("n00100", 7), 10)
+            assert metadata.fold_usage(10) == 10
+        asked = [one for one in statements if "usage" in one[0] or "walk" in one[0]]
+        assert len(asked) == 1 + 2 + 3
+        with self.server(metadata).connect() as connection:
+            for statement, parameters in asked:
+                if statement.startswith("SELECT usage_changes.change_id"):
+                    continue  # its first rows, by the primary key
+                assert scans(connection, statement, parameters) == [], statement
+        bench.put("warm", bucket="unmetered")
+        counts = []
+        for bucket in ("unmetered", "bucket"):
+            with caught(metadata) as statements:
+                bench.put("new", bucket=bucket)
+            counts.append(len(statements))
+            assert sum("usage_changes" in one for one, _ in statements) == (bucket == "bucket")
+            assert not any("bucket_usage" in one for one, _ in statements)
+        assert counts[1] == counts[0] + 1
 
     def test_the_outbox_is_read_by_its_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """Also that of other buckets: a bucket without notifications adds no statement but the one of its look-up."""

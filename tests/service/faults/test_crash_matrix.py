@@ -22,6 +22,8 @@ from nos_ec.core.gc.reclaim import BlockAccount
 from nos_ec.core.ids import ObjectKey, new_segment_id
 from nos_ec.core.notifications.configuration import Notification, encode
 from nos_ec.core.states import ObjectState
+from nos_ec.engine.figures.bucket_count import count_bucket
+from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS
 from nos_ec.ports.metadata import CannedAcl, DocumentKind
 from nos_gc.assemble import gc_service
 from tests.rig import gathered_puts, long_packing
@@ -116,6 +118,14 @@ PRODUCER_POINTS = ["producer.leases_taken", "producer.published", "producer.mark
 SPREAD_POINTS = ["producer.published", "producer.marked", "producer.marked:2"]
 """While a batch is marked in two parts, because some events are not in their bucket's own partition."""
 EVENT_PUT_POINTS = ["metadata.events_added.before_commit", "metadata.record_puts.before_commit", "put.landed"]
+USAGE_PUT_POINTS = ["metadata.usage_changed.before_commit", "put.landed"]
+USAGE_KEEP_POINTS = [
+    "usage.metered",
+    "metadata.usage_folded.before_sums",
+    "metadata.usage_folded.before_commit",
+    "usage.counted",
+]
+"""While a metered bucket changes, and while its usage is kept."""
 EVENT_SEND_POINTS = ["producer.notifications_sent", "producer.notifications_forgotten"]
 """While a bucket with notifications changes, and while its events are sent."""
 TAKEOVER_POINTS = ["producer.lease_fenced", "producer.lease_fenced:7", "event.recorded", "producer.leases_taken"]
@@ -417,6 +427,50 @@ def test_producer_killed_while_it_sends_notifications(bench: Bench, point: str) 
     bench.end_leases()
     assert_recovers(bench)
     assert [key for key, _ in _notified(bench)] == ["x", "y", "z"]
+
+
+def _metered(bench: Bench) -> None:
+    """Make a metered bucket with objects, and changes that are not folded. One more bucket is to be metered."""
+    config = bench.config.read_text()
+    bench.config.write_text(config.replace("[store]\n", "[store]\ncount_usage = true\n"))
+    with bench.open() as system:
+        bench.put(system, "before", bench.data(CHUNK))
+        asked_ms = system.clock.now_ms() - COUNT_AFTER_MS
+        for bucket in "bc":
+            system.metadata.create_bucket(bucket, "ann", CannedAcl.PRIVATE, asked_ms)
+            system.metadata.set_bucket_document(bucket, DocumentKind.QUOTA, b"{}", asked_ms)
+        system.metadata.meter_bucket("b", asked_ms)
+        for name in "xyz":
+            bench.put(system, name, bench.data(CHUNK))
+
+
+def _assert_usage_is_exact(bench: Bench) -> None:
+    with bench.open() as system:
+        system.clock = LaterClock(COUNT_AFTER_MS)
+        bench.produce(system)
+        found = system.metadata.bucket_usages("", 9)
+        assert [one.bucket for one in found] == ["b", "c"]
+        assert [one.held for one in found] == [count_bucket(system.metadata, one.bucket).sums for one in found]
+        assert found[0].counted_ms is not None
+
+
+@pytest.mark.parametrize("point", USAGE_PUT_POINTS)
+def test_put_of_a_metered_bucket_killed(bench: Bench, point: str) -> None:
+    _metered(bench)
+    new = bench.data(CHUNK)
+    kill(bench, point, "put", "b/victim", "-", stdin=new)
+    _adopt_unacknowledged(bench, ObjectKey("b", "victim"), new)
+    assert_recovers(bench)
+    _assert_usage_is_exact(bench)
+
+
+@pytest.mark.parametrize("point", USAGE_KEEP_POINTS)
+def test_producer_killed_while_it_keeps_usage(bench: Bench, point: str) -> None:
+    _metered(bench)
+    kill(bench, point, "producer", "--once")
+    bench.end_leases()
+    assert_recovers(bench)
+    _assert_usage_is_exact(bench)
 
 
 @pytest.mark.parametrize("point", SPREAD_POINTS)
@@ -835,6 +889,8 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             TAKEOVER_POINTS,
             EVENT_PUT_POINTS,
             EVENT_SEND_POINTS,
+            USAGE_PUT_POINTS,
+            USAGE_KEEP_POINTS,
             PUT_POINTS,
             GATHERED_POINTS,
             LARGE_POINTS,

@@ -262,6 +262,7 @@ def test_settings_stay_few() -> None:
     and who they are, which only an operator knows. Whether everything is encrypted (s3.encrypt) is one more,
     and so is the cell of the directory (store.directory), which must not change with the order of cells in a file.
     So are the topics that buckets may use (s3.notification_topics), and how much of a database their events may fill.
+    Whether usage is counted (store.count_usage) decides what each change costs.
     Three more say where a key service is (s3.kms_*), as whom the store speaks to it, and how it is verified.
     Another one names the domains of websites (s3.website_domains), which the operator enters into the DNS.
     """

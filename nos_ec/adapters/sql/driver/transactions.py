@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, Pool, Transaction, event
 from sqlalchemy.exc import DBAPIError, StatementError
@@ -48,6 +48,16 @@ class Overtaken(Exception):
     """Another transaction has changed the same key meanwhile, so this one must be run again."""
 
 
+class Meter(Protocol):
+    """Notes what transactions that write change, and adds it up before COMMIT (objects/usage.py)."""
+
+    def begin(self, connection: Connection) -> None:
+        """Begin a transaction, or another attempt."""
+
+    def finish(self, connection: Connection) -> None:
+        """Write what the transaction has noted."""
+
+
 class Transactions:
     """Transactions of one engine. Safe to use from several threads."""
 
@@ -60,6 +70,7 @@ class Transactions:
         self._close_others: Callable[[], object] = lambda: None
         self.on_noted: Callable[[list[Any]], object] = lambda _: None
         """Called with everything that a transaction has noted (`note`), once it is durable. It must not raise."""
+        self.meter: Meter | None = None
         self.lock_waits = LockWaits(place(engine.url))
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
         if not self._trusts_all:
@@ -76,7 +87,12 @@ class Transactions:
 
         def noting(connection: Connection) -> T:
             connection.info.pop(NOTED, None)  # left by an attempt that failed
+            meter = self.meter
+            if meter is not None:
+                meter.begin(connection)
             result = work(connection, *args, **kwargs)
+            if meter is not None:
+                meter.finish(connection)
             noted[:] = connection.info.pop(NOTED, ())
             return result
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, insert, update
 
 from nos_ec.adapters.sql.blocks import block_rows, leases
-from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, renames, uploads, versions
+from nos_ec.adapters.sql.objects import floors, make_noncurrent, object_rows, puts, renames, uploads, usage, versions
 from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import reads
@@ -132,8 +132,10 @@ def record_large(
     elif current is None and new.versioning is Versioning.SUSPENDED:
         versions.raise_if_null(connection, [new.key])
     renames.remove_sources(connection, renamed, now_ms, events)
+    row = _row_of(new, object_id, now_ms)
+    usage.counts(connection, [row])
     if events is not None:
-        events.stored_large(connection, _row_of(new, object_id, now_ms), new.request.origin, now_ms)
+        events.stored_large(connection, row, new.request.origin, now_ms)
     return True
 
 

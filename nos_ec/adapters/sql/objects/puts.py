@@ -32,6 +32,7 @@ from nos_ec.adapters.sql.objects import (
     renames,
     tails,
     uploads,
+    usage,
     versions,
     waiting,
 )
@@ -282,6 +283,7 @@ def _record_turn(
             raise RecordedBefore from error
         raise Transient("metadata: PUTs were recorded by another call meanwhile; try again") from error
     renames.remove_sources(connection, [one.step for one in fresh if isinstance(one.step, RenameOf)], now_ms, events)
+    usage.counts(connection, rows.values())
     if events is not None:
         events.stored(connection, [(rows[one.key], one.request.origin) for one in fresh], now_ms)
     return {**rows, **answered}

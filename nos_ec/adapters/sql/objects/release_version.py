@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Insert, Select, bindparam, false, insert, sel
 from sqlalchemy.exc import IntegrityError
 
 from nos_ec.adapters.sql.driver.transactions import note
-from nos_ec.adapters.sql.objects import uploads, waiting
+from nos_ec.adapters.sql.objects import uploads, usage, waiting
 from nos_ec.adapters.sql.objects.locks import require_unlocked
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
@@ -116,6 +116,7 @@ def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: in
     `Survival.watch_deaths`. Raises Locked if one of the versions is locked.
     """
     require_unlocked(connection, rows)
+    usage.uncounts(connection, rows)
     if rows:
         note(connection, (rows, not_before_ms))
     copies = [(row.landing_id, row.object_id, row.version) for row in rows if row.landing_id is not None]

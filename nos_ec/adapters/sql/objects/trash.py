@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
+from nos_ec.adapters.sql.objects import usage
 from nos_ec.adapters.sql.objects.locks import locked_among, require_unlocked
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
@@ -82,6 +83,7 @@ def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, unt
     """Put versions into the trash until `until_ms`. Their rows must be locked. Raises Locked if an object lock protects
     one of the versions."""
     require_unlocked(connection, rows)
+    usage.uncounts(connection, rows)
     listed = _MARKS.dump(
         (object_id, trash_mark(until_ms, object_id, now_ms)) for object_id in sorted(row.object_id for row in rows)
     )
@@ -162,6 +164,7 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> Undeleted:
     if listed:
         # If one of the keys is PUT meanwhile, this fails as a duplicate, and the transaction is run again.
         require_all(connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount, len(listed), "objects")
+        usage.counts(connection, [row for row in back if row.trash_until_ms is not None])
     already = frozenset(row.object_id for row in back if row.trash_until_ms is None)
     return Undeleted([replace(row, trash_until_ms=None, trashed_ms=None) for row in back], already)
 

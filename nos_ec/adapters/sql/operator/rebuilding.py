@@ -35,6 +35,7 @@ from nos_ec.adapters.sql.tables.rows import (
 from nos_ec.adapters.sql.tables.schema import (
     ACCESS_KEYS,
     BLOCKS,
+    BUCKET_USAGE,
     BUCKETS,
     COUNTERS,
     ID_BYTES,
@@ -45,6 +46,7 @@ from nos_ec.adapters.sql.tables.schema import (
     SEGMENTS,
     STORE_INFO,
     TRASHED_BYTES,
+    USAGE_CHANGES,
     VERSIONS,
     WAITING,
     utf8,
@@ -100,6 +102,8 @@ class SqlRebuilding(SqlPart):
             ACCESS_KEYS,
             VERSIONS,
             OUTBOX,
+            BUCKET_USAGE,
+            USAGE_CHANGES,
         ):
             if connection.execute(select(exists().select_from(table))).scalar():
                 raise Conflict(

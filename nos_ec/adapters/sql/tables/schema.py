@@ -486,6 +486,33 @@ OUTBOX = _table(
 """Events of buckets with notifications that wait to be sent (objects/outbox.py, docs/adr/0059). `slot` is that of the
 bucket, as in `waiting`."""
 
+BUCKET_USAGE = _table(
+    "bucket_usage",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    _bigint("bytes"),
+    _bigint("objects"),
+    _bigint("changed_bytes"),
+    _bigint("changed_objects"),
+    _bigint("since_ms"),
+    _bigint("counted_ms", nullable=True),
+)
+"""What each metered bucket holds, apart from what is in `usage_changes` (objects/usage.py, docs/adr/0058).
+`changed_bytes` and `changed_objects` add up all that was added and removed. `counted_ms` is NULL until its objects are
+counted: then `bytes` and `objects` have only the changes since `since_ms`."""
+
+USAGE_CHANGES = _table(
+    "usage_changes",
+    Column("change_id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), nullable=False),
+    _bigint("bytes"),
+    _bigint("objects"),
+    _bigint("changed_bytes"),
+    _bigint("changed_objects"),
+    Index("usage_changes_by_bucket", "bucket"),
+    sqlite_autoincrement=True,
+)
+"""Changes of metered buckets, a row for each transaction and bucket, until they are added to `bucket_usage`."""
+
 SURVIVAL = _table(
     "survival",
     Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
