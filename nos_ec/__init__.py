@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         NoSpace,
         NotFound,
         PreconditionFailed,
+        QuotaExceeded,
         Transient,
     )
     from nos_ec.core.ids import ObjectKey
@@ -50,6 +51,7 @@ __all__ = [
     "ObjectState",
     "ObjectStore",
     "PreconditionFailed",
+    "QuotaExceeded",
     "Settings",
     "Store",
     "System",

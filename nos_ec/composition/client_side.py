@@ -17,6 +17,7 @@ from nos_ec.engine.objects.large_lease import LargeLease
 from nos_ec.engine.objects.object_locks import ObjectLocks
 from nos_ec.engine.objects.put_batches import PutBatches
 from nos_ec.engine.objects.put_queue import PutQueue
+from nos_ec.engine.objects.quotas import Quotas
 from nos_ec.engine.objects.store import PutOptions, Store
 from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.engine.objects.uploads import MultipartUploads
@@ -28,6 +29,8 @@ class ClientSide:
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
+        counts = adapters.settings.store.count_usage
+        self._quotas = Quotas(adapters.metadata, adapters.clock) if counts else None
         self._puts = self._put_parts(), self._put_queue()
         """The parts that the queue works with, and the queue."""
         self._leased: tuple[tuple[object, ...], LargeLease] | None = None
@@ -47,6 +50,7 @@ class ClientSide:
             self.puts,
             options,
             adapters.locations,
+            self._quotas,
         )
 
     def uploads(self, store: Store | None = None) -> MultipartUploads:

@@ -10,6 +10,7 @@ PreconditionFailed  the object does not meet the caller's condition; nothing was
 LeaseLost           this writer was fenced; stop writing
 Corrupt             bytes do not match their checksum, or have an unknown format
 Transient           may work later; retrying is safe unless the method's docstring says otherwise
+QuotaExceeded       the bucket or account has a quota that the PUT would exceed; nothing was changed; do not retry
 NoSpace             a Transient error: out of space until the operator or GC frees some
 Blocklisted         a Transient error: the storage cluster refuses this process; start a new one
 TooLarge            a Transient error: the message log accepts no message of this size until its limit is raised
@@ -106,6 +107,10 @@ class Locked(Conflict):
 
 class PreconditionFailed(NosError):
     """The condition of a PUT or DELETE does not hold (core.conditions)."""
+
+
+class QuotaExceeded(NosError):
+    """A PUT would exceed the quota of its bucket, or of the bucket's owner (core.quotas)."""
 
 
 class LeaseLost(Conflict):

@@ -22,7 +22,7 @@ _CODES = {
     # of the Security Token Service
     " InvalidAction MalformedPolicyDocument MissingAction PackedPolicyTooLarge ValidationError",
     403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError InvalidClientTokenId"
-    " MissingAuthenticationToken RequestTimeTooSkewed SignatureDoesNotMatch",
+    " MissingAuthenticationToken QuotaExceeded RequestTimeTooSkewed SignatureDoesNotMatch",
     404: "NoSuchBucket NoSuchBucketPolicy NoSuchCORSConfiguration NoSuchConfiguration NoSuchKey"
     " NoSuchObjectLockConfiguration NoSuchLifecycleConfiguration NoSuchPublicAccessBlockConfiguration NoSuchTagSet"
     " NoSuchUpload NoSuchVersion NoSuchWebsiteConfiguration ObjectLockConfigurationNotFoundError"

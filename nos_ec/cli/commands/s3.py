@@ -1,5 +1,5 @@
-"""The commands s3 key, s3 encryption-key, s3 bucket and s3 grant. The others of s3 are in s3_serve.py and
-s3_lifecycle.py."""
+"""The commands s3 key, s3 encryption-key, s3 bucket and s3 grant. The others of s3 are in s3_serve.py,
+s3_lifecycle.py and s3_quota.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.commands.s3_lifecycle import lifecycle_app
+from nos_ec.cli.commands.s3_quota import quota_app
 from nos_ec.cli.commands.s3_serve import serve, worker
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import emit, out
@@ -37,6 +38,7 @@ s3_app.add_typer(key_app, name="key")
 s3_app.add_typer(encryption_key_app, name="encryption-key")
 s3_app.add_typer(bucket_app, name="bucket")
 s3_app.add_typer(lifecycle_app, name="lifecycle")
+s3_app.add_typer(quota_app, name="quota")
 s3_app.command("serve")(serve)
 s3_app.command("worker", hidden=True)(worker)
 

@@ -12,11 +12,11 @@ from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, out
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
+from nos_ec.core.quotas.quota import Quota, decode, encode
 from nos_ec.engine.figures.bucket_count import Counted, count_bucket
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.ports.metadata import BucketUsage, DocumentKind, Sums
 
-_NO_LIMITS = b"{}"
 _PAGE_BUCKETS = 1000
 
 
@@ -76,9 +76,13 @@ def _switch(ctx: typer.Context, bucket: str, start: bool, as_json: bool) -> None
         if start and not system.settings.store.count_usage:
             raise ConfigError("usage is not counted in this store; set store.count_usage for all its programs first")
         now_ms = system.clock.now_ms()
-        body = _NO_LIMITS if start else None
-        if not system.metadata.set_bucket_document(bucket, DocumentKind.QUOTA, body, now_ms) and start:
-            raise NotFound(f"there is no bucket {bucket}")
+        stored = system.metadata.bucket_document(bucket, DocumentKind.QUOTA)
+        if not start and stored is not None and decode(stored).has_limits:
+            raise InvalidInput(f"bucket {bucket} has a quota; remove it first: nos-ec s3 quota remove {bucket}")
+        if start == (stored is None):
+            body = encode(Quota()) if start else None
+            if not system.metadata.set_bucket_document(bucket, DocumentKind.QUOTA, body, now_ms) and start:
+                raise NotFound(f"there is no bucket {bucket}")
         if start:
             system.metadata.meter_bucket(bucket, now_ms)
         else:

@@ -75,7 +75,10 @@ _SCOPES: Mapping[str, Scope | Callable[[Mapping[str, Any]], Scope]] = {
     "metadata dump": _each_unless("to"),
     "config check": lambda given: Scope.EACH if given["connect"] else Scope.STORE,
     "explain": _explained,
-    "usage": lambda given: Scope.STORE if given["bucket"] else Scope.EACH,
+    **dict.fromkeys(
+        ("usage", "s3 quota set", "s3 quota show", "s3 quota remove"),
+        lambda given: Scope.STORE if given["bucket"] else Scope.EACH,
+    ),
     **dict.fromkeys(("gc plan", "gc pause", "gc resume", "gc status", "status", "quarantine list"), Scope.EACH),
     **dict.fromkeys(("events", "daemons", "audit", "shards rebuild", "metadata dumps", "dead-letters"), Scope.EACH),
     **dict.fromkeys(("console", "apply", "quarantine release"), Scope.ONE),

@@ -18,6 +18,7 @@ from nos_ec.core.errors import (
     NoSpace,
     NotFound,
     PreconditionFailed,
+    QuotaExceeded,
     Transient,
 )
 
@@ -45,6 +46,7 @@ _EXIT_CODES: tuple[tuple[type[NosError], int], ...] = (
     (Conflict, 5),
     (PreconditionFailed, 5),
     (Corrupt, 6),
+    (QuotaExceeded, 8),
     (NoSpace, 8),
     (Blocklisted, 11),
     (Transient, 7),

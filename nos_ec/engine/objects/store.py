@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from nos_ec.core.versions import Versioning, as_null_version, as_version
 from nos_ec.engine.objects.large import LargeObjects, TailPuts
 from nos_ec.engine.objects.location_cache import LocationCache
 from nos_ec.engine.objects.put_queue import PutQueue
+from nos_ec.engine.objects.quotas import Quotas
 from nos_ec.engine.objects.reading import READ_TRIES, ObjectReads, StoreMetadata
 from nos_ec.engine.objects.streams import ByteStream, read_up_to
 from nos_ec.ports.block_store import BlockStore
@@ -78,11 +80,13 @@ class Store(ObjectReads):
         puts: PutQueue,
         options: PutOptions,
         locations: LocationCache,
+        quotas: Quotas | None = None,
     ) -> None:
         super().__init__(metadata, landing, blocks, large, locations, options.reservation_ms)
         self._clock = clock
         self._puts = puts
         self._options = options
+        self._quotas = quotas
         self._tails = TailPuts(self._put_small, options.packed_size_max)
 
     @property
@@ -105,8 +109,8 @@ class Store(ObjectReads):
 
         Small objects that several threads store concurrently share transactions (nos_ec.engine.objects.put_queue).
         Raises InvalidInput (a reserved key or attribute), PreconditionFailed or NotFound (the condition does not hold),
-        Locked (a lock protects the version to be overwritten), NoSpace, Transient. After an error the old version, if
-        any, is still current.
+        Locked (a lock protects the version to be overwritten), QuotaExceeded, NoSpace, Transient. After an error the
+        old version, if any, is still current.
         """
         return self.put_request(PutRequest(key, attributes, condition, versioning), stream)
 
@@ -137,6 +141,12 @@ class Store(ObjectReads):
 
     def put_record(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         """Like `put_request`, for records of the store itself, which have reserved keys and attributes."""
+        if self._quotas is None or isinstance(request.step, CompletionOf | RenameOf):
+            return self._put(request, stream)
+        with self._quotas.admitted(request.key, request.length or 0) as admission:
+            return self._put(request, stream if admission is None else admission.stream(stream))
+
+    def _put(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         self._metadata.require_event_room([request.key.bucket])
         self._puts.wait_for_room()
         if request.versioning is not None:
@@ -153,12 +163,18 @@ class Store(ObjectReads):
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
         """Store several small objects without attributes as one batch, either all or none, for bulk loads.
 
-        Raises InvalidInput when one is larger than `packed_size_max` (use `put`), NoSpace, Transient.
+        Raises InvalidInput when one is larger than `packed_size_max` (use `put`), QuotaExceeded, NoSpace, Transient.
         """
         self._metadata.require_event_room({key.bucket for key, _ in objects})
         self.require_small(objects)
         puts = [(self._new_object(PutRequest(key), data), data) for key, data in objects]
-        rows = self._puts.batches.store_puts(puts, together=True)
+        with ExitStack() as admitted:
+            if self._quotas is not None:
+                for bucket in {key.bucket for key, _ in objects}:
+                    sizes = [len(data) for key, data in objects if key.bucket == bucket]
+                    key = next(key for key, _ in objects if key.bucket == bucket)
+                    admitted.enter_context(self._quotas.admitted(key, sum(sizes), len(sizes)))
+            rows = self._puts.batches.store_puts(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
 
     def require_small(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> None:

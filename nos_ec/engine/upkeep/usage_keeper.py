@@ -1,7 +1,7 @@
 """Keeps the sums of metered buckets: folds changes, and counts buckets that have become metered (docs/adr/0058).
 
-A bucket is metered while it has a document of kind QUOTA. One process at a time does this work. Two would do no harm,
-because folding removes exactly what it has added up, and counting again yields the same.
+A bucket is metered while it has a document of kind QUOTA, or its owner has a quota. One process at a time does this
+work. Two would do no harm, because folding removes exactly what it has added up, and counting again yields the same.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.quotas.quota import account_of, account_record
 from nos_ec.engine.figures.bucket_count import BucketCount
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata import Buckets, BucketUsage, DocumentKind, Usage
+from nos_ec.ports.metadata import AccessKeys, Buckets, BucketUsage, DocumentKind, Usage
 from nos_ec.ports.metadata.buckets import METERED_MS
 
 _log = structlog.get_logger(__name__)
@@ -41,7 +42,7 @@ TRIES_MAX = 5
 _PAGE_BUCKETS = 1000
 
 
-class KeptMetadata(Usage, Buckets, Protocol):
+class KeptMetadata(Usage, Buckets, AccessKeys, Protocol):
     """The parts of the metadata that this work needs."""
 
 
@@ -93,6 +94,18 @@ class UsageKeeper:
         while page := self._metadata.documents_of(DocumentKind.QUOTA, after, _PAGE_BUCKETS):
             after = page[-1][0]
             yield from (name for name, _ in page)
+        for account in self._accounts():
+            yield from buckets_of(self._metadata, account)
+
+    def _accounts(self) -> Iterator[str]:
+        after = account_record("")
+        while page := self._metadata.access_keys(after, _PAGE_BUCKETS):
+            for record in page:
+                account = account_of(record.access_key)
+                if account is None:
+                    return
+                yield account
+            after = page[-1].access_key
 
     def _usages(self) -> Iterator[BucketUsage]:
         after = ""
@@ -147,6 +160,14 @@ class UsageKeeper:
                 wait_ms = FAILED_WAIT_MS
             if wait_ms:
                 self._clock.wait(stop, wait_ms)
+
+
+def buckets_of(metadata: Buckets, account: str) -> Iterator[str]:
+    """Yield the names of the buckets of an account. Raises Transient."""
+    after = ""
+    while page := metadata.buckets_of(account, after, _PAGE_BUCKETS):
+        after = page[-1].name
+        yield from (row.name for row in page)
 
 
 def _is_to_be_counted(one: BucketUsage, now_ms: int) -> bool:

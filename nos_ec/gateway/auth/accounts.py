@@ -12,6 +12,7 @@ from typing import Protocol
 
 from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
+from nos_ec.core.quotas.quota import account_of
 from nos_ec.gateway.auth.key_ring import is_of_ring
 from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
@@ -91,7 +92,7 @@ class Accounts:
         Corrupt, Transient."""
         changed = 0
         for key in self._records():
-            if not masters.is_present(key.secret):
+            if account_of(key.access_key) is None and not masters.is_present(key.secret):
                 sealed = self._sealed(masters, key.access_key, masters.open(key.access_key, key.secret))
                 changed += self._metadata.change_access_key(key.access_key, None, sealed, instead_of=key.secret)
         return changed
@@ -139,7 +140,7 @@ class Accounts:
 
     def keys(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
         """Yield all access keys in order of name, reading pages of this size. Raises Transient."""
-        return (key for key in self._records(page_keys) if not is_of_ring(key.access_key))
+        return (key for key in self._records(page_keys) if not _is_of_store(key.access_key))
 
     def _records(self, page_keys: int = PAGE_KEYS) -> Iterator[AccessKey]:
         """Yield all access keys and the keys that encrypt objects."""
@@ -251,9 +252,14 @@ def _checked(secret: str) -> str:
     return secret
 
 
+def _is_of_store(access_key: str) -> bool:
+    """Return whether this names a key that encrypts objects, or the quota of an account, and not an access key."""
+    return is_of_ring(access_key) or account_of(access_key) is not None
+
+
 def _refuse_ring(access_key: str) -> None:
-    """Raise NotFound for a key that encrypts objects, which is not an access key."""
-    if is_of_ring(access_key):
+    """Raise NotFound for a record of the store, which is not an access key."""
+    if _is_of_store(access_key):
         raise _no_key(access_key)
 
 

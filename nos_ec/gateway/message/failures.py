@@ -14,6 +14,7 @@ from nos_ec.core.errors import (
     NoSuchUpload,
     NotFound,
     PreconditionFailed,
+    QuotaExceeded,
     Transient,
 )
 from nos_ec.s3.errors import S3Error
@@ -29,6 +30,8 @@ def to_s3_error(error: Exception, **about: str) -> S3Error:
         return S3Error("InvalidArgument", str(error))
     if isinstance(error, PreconditionFailed):
         return S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+    if isinstance(error, QuotaExceeded):
+        return S3Error("QuotaExceeded", "The quota of the bucket, or of its owner, is used up.")
     if isinstance(error, NoSuchUpload):
         return no_such_upload()
     if isinstance(error, NotFound):

@@ -97,7 +97,7 @@ def store_body(
         stream, cipher = sealed, sealed.cipher
         request = replace(request, envelope=sealed.envelope)
         stored = masked_checksum(cipher, attributes)
-    row = store.put_request(replace(request, attributes=encoded(stored)), stream)
+    row = store.put_request(replace(request, attributes=encoded(stored), length=body.length), stream)
     assert body.computed is not None
     if CHECKSUM not in attributes and _computed(body):
         # The checksum came after the last byte. Another request may have changed the attributes meanwhile.

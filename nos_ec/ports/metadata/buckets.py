@@ -122,6 +122,19 @@ class BucketRecord:
     documents: Mapping[DocumentKind, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaFacts:
+    """The quota of a bucket and that of its owner, as stored (core.quotas.quota), and what both hold. These are None
+    without a quota; `bucket_used` also while the bucket's objects have not been counted."""
+
+    bucket: str
+    account: str
+    bucket_quota: bytes | None
+    account_quota: bytes | None
+    bucket_used: Sums | None
+    account_used: Sums | None
+
+
 class Buckets(Protocol):
     """Rows of buckets and of grants. See the package docstring. Safe to call from several threads."""
 
@@ -287,6 +300,9 @@ class Usage(Protocol):
 
     def account_usage(self, account: str) -> Sums:
         """Return the sums of all metered buckets of an account."""
+
+    def quota_facts(self, bucket: str) -> QuotaFacts:
+        """Return the quotas that a PUT into this bucket must meet. Runs two look-ups, and one more for each quota."""
 
     def fold_usage(self, limit: int) -> int:
         """Add at most `limit` changes to the sums, and remove exactly these. Returns how many. Those that another

@@ -166,6 +166,7 @@ class PutRequest:
     version, or an object that is renamed. `lock`: the lock of the new version.
     `envelope`: for bytes that are encrypted already, returns their encoded envelope (core.encryption); its length is
     always the same, and its value is final when all bytes have been read.
+    `length`: how many bytes will follow, if that is known, for quotas.
     `origin`: who asks, for the events of buckets with notifications.
     """
 
@@ -176,6 +177,7 @@ class PutRequest:
     step: UploadStep | TailOf | LockOf | RenameOf | None = None
     lock: Lock | None = None
     envelope: Callable[[], str] | None = field(default=None, compare=False)
+    length: int | None = field(default=None, compare=False)
     origin: Origin = field(default_factory=current_origin, compare=False)
 
     def with_envelope(self) -> PutRequest:

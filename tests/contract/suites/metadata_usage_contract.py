@@ -6,10 +6,21 @@ from threading import Thread
 
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_BUCKET
+from nos_ec.core.quotas.quota import account_record
 from nos_ec.core.tails import TAILS_BUCKET
 from nos_ec.core.versions import as_version
 from nos_ec.engine.figures.bucket_count import count_bucket
-from nos_ec.ports.metadata import AddMarker, CannedAcl, DeleteVersion, Metadata, Sums
+from nos_ec.ports.metadata import (
+    AccessKey,
+    AddMarker,
+    CannedAcl,
+    DeleteVersion,
+    DocumentKind,
+    KeyState,
+    Metadata,
+    QuotaFacts,
+    Sums,
+)
 from tests.contract.suites.metadata_version_contract import ENABLED
 from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
@@ -187,6 +198,29 @@ class UsageContract:
         assert bench.metadata.account_usage("ann") == Sums(20, 2)
         assert bench.metadata.account_usage("bob") == Sums(10, 1)
         assert bench.metadata.account_usage("eve") == Sums()
+
+    def test_the_quotas_of_a_bucket_and_its_owner_are_known_with_their_usage(self, bench: MetadataBench) -> None:
+        meter(bench)
+        metadata = bench.metadata
+        bench.put("k", 10)
+        assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "root", None, None, None, None)
+        metadata.set_bucket_owner(BUCKET, "ann", bench.now_ms)
+        metadata.set_bucket_document(BUCKET, DocumentKind.QUOTA, b"{}", bench.now_ms)
+        assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "ann", b"{}", None, None, None)
+        metadata.settle_usage(BUCKET, Sums(), 1)
+        assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "ann", b"{}", None, Sums(10, 1), None)
+        record = AccessKey(account_record("ann"), "ann", b"[]", KeyState.DISABLED, 1)
+        metadata.add_access_key(record)
+        bench.put("l", 5)
+        assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "ann", b"{}", b"[]", Sums(15, 2), Sums(15, 2))
+
+    def test_new_buckets_of_an_account_with_a_quota_are_metered(self, bench: MetadataBench) -> None:
+        bench.metadata.count_usage()
+        bench.metadata.add_access_key(AccessKey(account_record("ann"), "ann", b"{}", KeyState.DISABLED, 1))
+        for name, owner in (("of-ann", "ann"), ("of-bob", "bob"), ("given", "bob")):
+            bench.metadata.create_bucket(name, owner, CannedAcl.PRIVATE, bench.now_ms)
+        bench.metadata.set_bucket_owner("given", "ann", bench.now_ms)
+        assert [one.bucket for one in bench.metadata.bucket_usages("", 9)] == ["given", "of-ann"]
 
     def test_pages_of_rows_are_summed_up_to_the_end(self, bench: MetadataBench) -> None:
         bench.put_all([f"k{n}" for n in range(5)], 10)

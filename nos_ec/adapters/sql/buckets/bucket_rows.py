@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from nos_ec.adapters.sql.objects import object_rows, versions
+from nos_ec.adapters.sql.objects import object_rows, usage, versions
 from nos_ec.adapters.sql.objects.outbox import NotifyingPart
 from nos_ec.adapters.sql.tables.base import reads
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
@@ -73,7 +73,7 @@ class SqlBuckets(NotifyingPart):
         self._access_changed(AccessOf.BUCKET, name)
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
-        done = self._write(_create_bucket, name, owner, acl, now_ms)
+        done = self._write(_create_bucket, name, owner, acl, now_ms, meters=self._transactions.meter is not None)
         self._changed(name)
         return done
 
@@ -102,7 +102,7 @@ class SqlBuckets(NotifyingPart):
         return found[:limit]
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
-        done = self._write(_set_bucket_owner, name, owner, now_ms)
+        done = self._write(_set_bucket_owner, name, owner, now_ms, meters=self._transactions.meter is not None)
         self._changed(name)
         return done
 
@@ -158,7 +158,7 @@ class SqlBuckets(NotifyingPart):
             self._write(_restore_buckets, records)
 
 
-def _create_bucket(connection: Connection, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
+def _create_bucket(connection: Connection, name: str, owner: str, acl: CannedAcl, now_ms: int, *, meters: bool) -> bool:
     row, deleted = _locked(connection, name)
     if (row is not None and not deleted) or _holds_object(connection, name):
         return False
@@ -167,6 +167,8 @@ def _create_bucket(connection: Connection, name: str, owner: str, acl: CannedAcl
         connection.execute(insert(BUCKETS).values(bucket=name, **values))
     else:
         connection.execute(update(BUCKETS).where(_B.bucket == name).values(values))
+    if meters:
+        usage.meter_if_limited(connection, name, owner, now_ms)
     return True
 
 
@@ -209,11 +211,13 @@ def _own_page(connection: Connection, owner: str, after: str, limit: int) -> tup
     return sorted((row for row in found if not end or utf8(row.name) <= utf8(end)), key=lambda row: utf8(row.name)), end
 
 
-def _set_bucket_owner(connection: Connection, name: str, owner: str, now_ms: int) -> bool:
+def _set_bucket_owner(connection: Connection, name: str, owner: str, now_ms: int, *, meters: bool) -> bool:
     if not _ensure_row(connection, name, now_ms):
         return False
     connection.execute(update(BUCKETS).where(_B.bucket == name).values(owner=owner))
     connection.execute(delete(BUCKET_GRANTS).where(_G.bucket == name, _G.account == owner))
+    if meters:
+        usage.meter_if_limited(connection, name, owner, now_ms)
     return True
 
 

@@ -35,12 +35,20 @@ from sqlalchemy import (
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows
 from nos_ec.adapters.sql.tables.rows import LIVE, by_index, delete_listed
-from nos_ec.adapters.sql.tables.schema import BUCKET_USAGE, BUCKETS, OBJECTS, USAGE_CHANGES, VERSIONS, utf8
+from nos_ec.adapters.sql.tables.schema import (
+    ACCESS_KEYS,
+    BUCKET_DOCUMENTS,
+    BUCKET_USAGE,
+    BUCKETS,
+    OBJECTS,
+    USAGE_CHANGES,
+    VERSIONS,
+    utf8,
+)
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.parts import PARTS_BUCKET
-from nos_ec.core.tails import hidden_prefix
+from nos_ec.core.quotas.quota import account_record, metered_bucket
 from nos_ec.core.versions import VERSION_MAX
-from nos_ec.ports.metadata import ObjectRow
+from nos_ec.ports.metadata import ROOT_ACCOUNT, DocumentKind, ObjectRow, QuotaFacts
 from nos_ec.ports.metadata.buckets import METERED_MS, NOTHING, BucketUsage, SizesPage, Sums
 
 _BUCKETS_MAX = 10_000
@@ -49,6 +57,7 @@ _NOTED = "nos_ec_usage"
 """A key of Connection.info, present if the store counts usage: (rows, 1 or -1) of what the transaction changes."""
 
 _U, _C, _B, _O, _V = BUCKET_USAGE.c, USAGE_CHANGES.c, BUCKETS.c, OBJECTS.c, VERSIONS.c
+_D, _K = BUCKET_DOCUMENTS.c, ACCESS_KEYS.c
 _IDS = JsonRows("folded", change_id=0)
 _OF_BUCKET = bindparam("bucket", type_=_U.bucket.type)
 
@@ -87,6 +96,11 @@ OF_ACCOUNT = union_all(
     .join(BUCKET_USAGE, _U.bucket == _C.bucket)
     .where(_B.owner == _OWNER),
 )
+QUOTA_OF = select(
+    select(_B.owner).where(_B.bucket == _OF_BUCKET).scalar_subquery().label("owner"),
+    select(_D.body).where(_D.bucket == _OF_BUCKET, _D.kind == DocumentKind.QUOTA).scalar_subquery().label("body"),
+)
+ACCOUNT_QUOTA = select(_K.secret).where(_K.access_key == bindparam("key", type_=_K.access_key.type))
 OLDEST = (
     by_index(
         select(_C.change_id, _C.bucket, _C.bytes, _C.objects, _C.changed_bytes, _C.changed_objects),
@@ -140,15 +154,6 @@ NONCURRENT = (
     .join_from(_OLDER, OBJECTS, _O.object_id == _OLDER.c.object_id, isouter=True)
     .order_by(_OLDER.c.name, _OLDER.c.age_rank)
 )
-
-
-def metered_bucket(bucket: str) -> str | None:
-    """Return the bucket in which an object counts: parts of uploads count in the bucket of the upload. None for other
-    hidden buckets, which are the store's own."""
-    prefix = hidden_prefix(bucket)
-    if prefix is None:
-        return bucket
-    return bucket[len(prefix) :] if prefix == PARTS_BUCKET else None
 
 
 def counts(connection: Connection, rows: Iterable[ObjectRow]) -> None:
@@ -266,10 +271,20 @@ class SqlUsage(SqlPart):
 
     @reads
     def account_usage(self, connection: Connection, account: str) -> Sums:
-        total = Sums()
-        for row in connection.execute(OF_ACCOUNT, {"owner": account}):
-            total += Sums(*row)
-        return total
+        return sum((Sums(*one) for one in connection.execute(OF_ACCOUNT, {"owner": account})), NOTHING)
+
+    @reads
+    def quota_facts(self, connection: Connection, bucket: str) -> QuotaFacts:
+        row = connection.execute(QUOTA_OF, {"bucket": bucket}).one()
+        account, body = row.owner or ROOT_ACCOUNT, row.body or None
+        stored = connection.execute(ACCOUNT_QUOTA, {"key": account_record(account)}).scalar()
+        used = of_account = None
+        if body is not None:
+            found = _usages(connection.execute(ONE, {"bucket": bucket}).all(), named=bucket)
+            used = found[0].held if found and found[0].counted_ms is not None else None
+        if stored is not None:
+            of_account = sum((Sums(*one) for one in connection.execute(OF_ACCOUNT, {"owner": account})), NOTHING)
+        return QuotaFacts(bucket, account, body, stored, used, of_account)
 
     def fold_usage(self, limit: int) -> int:
         rows = self._read(_oldest, limit)
@@ -299,6 +314,12 @@ class SqlUsage(SqlPart):
         sizes = [size for _, _, size in rows if size is not None]
         last = (rows[-1].name, VERSION_MAX - rows[-1].age_rank) if len(rows) == limit else None
         return SizesPage(Sums(sum(sizes), len(sizes)), last)
+
+
+def meter_if_limited(connection: Connection, bucket: str, owner: str, now_ms: int) -> None:
+    """Meter a bucket if its new owner has a quota."""
+    if connection.execute(ACCOUNT_QUOTA, {"key": account_record(owner)}).first() is not None:
+        _meter_bucket(connection, bucket, now_ms)
 
 
 def _meter_bucket(connection: Connection, bucket: str, now_ms: int) -> bool:

@@ -1,0 +1,2 @@
+"""Defines quotas: what buckets and accounts may hold (docs/adr/0058). Imports the rest of core only. Begin with
+quota.py."""

@@ -1,0 +1,239 @@
+"""Quotas of buckets and accounts, from the command that sets them to the PUT that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+import structlog
+
+from nos_ec.composition.wiring import System
+from nos_ec.core.errors import Corrupt, InvalidInput, QuotaExceeded
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.quotas.quota import LIMIT_MAX, Quota, decode, encode
+from nos_ec.engine.objects.quotas import USED_MS, Quotas
+from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS, UsageKeeper
+from nos_ec.gateway.auth.accounts import Accounts
+from nos_ec.gateway.auth.sealed_secrets import MasterKeys
+from nos_ec.ports.metadata import CannedAcl, DocumentKind
+from tests.rig.fakes.clock import SetClock
+from tests.service.cli.test_cli import Cli
+from tests.service.conftest import Bench
+from tests.service.s3.s3_gateway import refused, serving
+from tests.service.s3.test_usage import cli, counting, put, system
+
+__all__ = ["cli", "counting", "system"]
+LARGE = 3 << 20
+"""The size of an object that gets blocks of its own."""
+
+
+def count(system: System) -> None:
+    """Let a producer count the buckets, as if they had been metered long ago."""
+    clock = SetClock(system.clock.now_ms())
+    keeper = UsageKeeper(system.metadata, clock)
+    keeper.drain()
+    clock.advance(COUNT_AFTER_MS + 1)
+    keeper.drain()
+
+
+@pytest.fixture
+def limited(cli: Cli, counting: Bench) -> Iterator[System]:
+    """A store whose bucket b holds 3 objects of 1000 bytes, of 5000 bytes or 10 objects that it may hold."""
+    with counting.open() as system:
+        for name in "xyz":
+            put(system, name, 1000)
+        assert cli("s3", "quota", "set", "b", "--bytes", "5000", "--objects", "10")["quota"]["hard_bytes"] == 5000
+        count(system)
+    with counting.open() as system:  # the other one remembers that there was no quota
+        yield system
+
+
+def held(system: System) -> int:
+    found = system.metadata.bucket_usage("b")
+    assert found is not None
+    return found.held.bytes
+
+
+def test_puts_beyond_a_quota_are_refused(limited: System) -> None:
+    put(limited, "fits", 2000)
+    with pytest.raises(QuotaExceeded, match="bucket b is 5000 bytes") as caught:
+        put(limited, "one-more", 1)
+    assert caught.value.key == ObjectKey("b", "one-more")
+    assert held(limited) == 5000
+    put(limited, "elsewhere", 9000, bucket="c")
+    limited.client.store().put(ObjectKey("b", "empty"), BytesIO())
+
+
+def test_the_number_of_objects_is_limited_also_for_bulk_loads(limited: System) -> None:
+    store = limited.client.store()
+    rows = [(ObjectKey("b", f"n{n}"), b"1") for n in range(8)]
+    with pytest.raises(QuotaExceeded, match="10 objects"):
+        store.put_many(rows)
+    assert len(store.put_many(rows[:7])) == 7
+    with pytest.raises(QuotaExceeded):
+        store.put_many(rows[7:])
+
+
+def test_a_large_object_is_refused_before_or_while_it_is_read(limited: System) -> None:
+    """Nothing stays of it."""
+    store = limited.client.store()
+    with pytest.raises(QuotaExceeded):
+        store.put(ObjectKey("b", "large"), BytesIO(bytes(LARGE)))
+    assert held(limited) == 3000
+    put(limited, "fits", 2000)
+
+
+def test_what_is_deleted_makes_room(limited: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(limited, "fits", 2000)
+    limited.client.store().delete(ObjectKey("b", "fits"))
+    now_ms = limited.clock.now_ms
+    with pytest.raises(QuotaExceeded):
+        put(limited, "again", 2000)
+    monkeypatch.setattr(limited.clock, "now_ms", lambda: now_ms() + USED_MS)
+    put(limited, "again", 2000)
+
+
+def test_a_put_that_fails_gives_its_room_back(limited: System) -> None:
+    class Broken:
+        def read(self, size: int) -> bytes:
+            raise OSError(f"no {size} bytes")
+
+    for _ in range(5):
+        with pytest.raises(OSError, match="bytes"):
+            limited.client.store().put(ObjectKey("b", "broken"), Broken())
+    put(limited, "fits", 2000)
+
+
+def test_processes_exceed_a_quota_by_what_they_store_in_five_seconds(limited: System) -> None:
+    clock = SetClock(limited.clock.now_ms())
+    quotas = [Quotas(limited.metadata, clock) for _ in range(2)]
+    key, refusals = ObjectKey("b", "k"), 0
+
+    def try_to_put(quota: Quotas, number: int) -> None:
+        with quota.admitted(key, 500, 0):
+            put_plain(limited, f"{number}")
+
+    for number in range(8):
+        try:
+            try_to_put(quotas[number % 2], number)
+        except QuotaExceeded:
+            refusals += 1
+    assert (refusals, held(limited)) == (1, 6500), "neither knows of what the other has stored since it looked"
+    clock.advance(USED_MS)
+    for quota in quotas:
+        with pytest.raises(QuotaExceeded):
+            try_to_put(quota, 9)
+
+
+def put_plain(system: System, name: str) -> None:
+    """Store 500 bytes, whatever the quota is."""
+    store = system.client.store()
+    store._quotas = None
+    store.put(ObjectKey("b", name), BytesIO(bytes(500)))
+
+
+def test_s3_clients_get_quota_exceeded(cli: Cli, system: System) -> None:
+    with serving(system, system.settings.s3) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(Bucket="photos")
+        cli("s3", "quota", "set", "photos", "--bytes", "6MiB")
+        count(system)
+        upload = ann.create_multipart_upload(Bucket="photos", Key="k")["UploadId"]
+        named: dict[str, Any] = {"Bucket": "photos", "Key": "k", "UploadId": upload}
+        etag = ann.upload_part(**named, PartNumber=1, Body=bytes(6 << 20))["ETag"]
+        for call in (
+            lambda: ann.upload_part(**named, PartNumber=2, Body=b"x"),
+            lambda: ann.put_object(Bucket="photos", Key="other", Body=b"x"),
+            lambda: ann.put_object(Bucket="photos", Key="other", Body=bytes(LARGE)),
+        ):
+            refused("QuotaExceeded", 403, call)
+        parts = [{"PartNumber": 1, "ETag": etag}]
+        ann.complete_multipart_upload(**named, MultipartUpload={"Parts": parts})
+        assert ann.head_object(Bucket="photos", Key="k")["ContentLength"] == 6 << 20
+        assert "Contents" in ann.list_objects_v2(Bucket="photos")
+
+
+def test_an_account_has_a_quota_for_all_its_buckets(cli: Cli, counting: Bench) -> None:
+    with counting.open() as system:
+        system.metadata.create_bucket("one", "ann", CannedAcl.PRIVATE, 1)
+        put(system, "before", 700, bucket="one")
+        cli("s3", "quota", "set", "--account", "ann", "--bytes", "1000", "--soft-bytes", "800")
+        system.metadata.create_bucket("two", "ann", CannedAcl.PRIVATE, 1)
+        count(system)
+    with counting.open() as system:
+        shown = cli("s3", "quota", "show", "--account", "ann")
+        assert shown["used"] == {"bytes": 700, "objects": 1}
+        assert "hard limit of bytes: 1000 B" in cli.text("s3", "quota", "show", "--account", "ann")
+        with structlog.testing.capture_logs() as logs:
+            put(system, "k", 200, bucket="two")
+            put(system, "l", 1, bucket="two")
+        assert [one["of"] for one in logs if one["event"] == "soft quota exceeded"] == ["account ann"]
+        with pytest.raises(QuotaExceeded, match="account ann"):
+            put(system, "m", 200, bucket="one")
+        assert cli("put", "one/m", __file__, exits=8)["error"] == "QuotaExceeded"
+        accounts = Accounts(system.metadata, system.clock, bytes)
+        assert list(accounts.keys()) == []
+        assert accounts.encrypt_again(MasterKeys(["12" * 32])) == 0
+        cli("s3", "quota", "remove", "--account", "ann")
+        cli("s3", "quota", "remove", "--account", "ann")
+        assert cli("s3", "quota", "show", "--account", "ann", exits=4)["error"] == "NotFound"
+
+
+def test_quotas_are_shown_replaced_and_removed(cli: Cli, limited: System) -> None:
+    shown = cli("s3", "quota", "show", "b")
+    assert shown["used"] == {"bytes": 3000, "objects": 3}
+    assert (shown["quota"]["hard_bytes"], shown["quota"]["soft_bytes"]) == (5000, None)
+    text = cli.text("s3", "quota", "show", "b")
+    assert "hard limit of objects: 10" in text
+    assert "used: 3" in text
+    assert "usage b --stop" not in text
+    assert "has a quota" in cli("usage", "b", "--stop", exits=2)["message"]
+    assert cli("usage", "b", "--start")["metered"]
+    assert cli("s3", "quota", "set", "b", "--soft-objects", "2")["quota"]["hard_bytes"] is None
+    assert cli("s3", "quota", "remove", "b") == {"bucket": "b", "quota": None}
+    assert cli("s3", "quota", "show", "b", exits=4)["error"] == "NotFound"
+    assert [one["bucket"] for one in cli("usage")["buckets"]] == ["b"]
+
+
+def test_wrong_quotas_are_refused(cli: Cli, bench: Bench) -> None:
+    for words in (
+        ["set", "b"],
+        ["set", "--bytes", "5"],
+        ["set", "b", "--account", "ann", "--bytes", "5"],
+        ["set", "--account", "root", "--bytes", "5"],
+        ["set", "b", "--bytes", "5", "--soft-bytes", "6"],
+        ["set", "b", "--objects", "-1"],
+    ):
+        assert cli("s3", "quota", *words, exits=2)["error"] == "InvalidInput"
+    assert cli("s3", "quota", "set", "none", "--bytes", "5", exits=4)["error"] == "NotFound"
+    bench.config.write_text(bench.config.read_text().replace("count_usage = true\n", ""))
+    assert "store.count_usage" in cli("s3", "quota", "set", "b", "--bytes", "5", exits=3)["message"]
+
+
+def test_a_damaged_quota_is_logged_and_not_applied(limited: System) -> None:
+    limited.metadata.set_bucket_document("b", DocumentKind.QUOTA, b'{"hard_bytes": "x"}', 1)
+    with structlog.testing.capture_logs() as logs:
+        put(limited, "k", 9000)
+    assert "quota not applied" in [one["event"] for one in logs]
+
+
+@pytest.mark.parametrize("quota", [Quota(), Quota(1, 2, 3, 4), Quota(hard_objects=LIMIT_MAX)])
+def test_a_quota_is_stored(quota: Quota) -> None:
+    assert decode(encode(quota)) == quota
+    assert quota.has_limits == (quota != Quota())
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"[]", b'{"x": 1}', b'{"hard_bytes": -1}', b'{"soft_bytes": 2, "hard_bytes": 1}']
+)
+def test_what_is_not_a_quota_is_damage(stored: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode(stored)
+
+
+def test_limits_have_a_range() -> None:
+    for quota in (Quota(hard_bytes=LIMIT_MAX + 1), Quota(soft_objects=-1), Quota(soft_objects=2, hard_objects=1)):
+        with pytest.raises(InvalidInput):
+            quota.require_valid()
