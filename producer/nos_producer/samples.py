@@ -29,4 +29,9 @@ def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> 
     yield Sample(m.OUTBOX_EVENTS, sent.waiting)
     yield Sample(m.OUTBOX_EVENTS_MAX, 0 if sender is None else sender.events_max)
     yield Sample(m.OUTBOX_AGE_SECONDS, 0 if sent.oldest_ms is None else max(0, now_ms - sent.oldest_ms) / 1000)
+    shown = service.usage_shown
+    yield Sample(m.METERED_BUCKETS, shown.metered)
+    for one in shown.busiest:
+        yield Sample(m.BUCKET_BYTES, one.held.bytes, (one.bucket,))
+        yield Sample(m.BUCKET_OBJECTS, one.held.objects, (one.bucket,))
     yield from parking_samples(service.retry_queues, now_ms)

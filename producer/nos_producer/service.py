@@ -23,7 +23,7 @@ from nos_ec.core.killpoints import kill_point
 from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.retry_queue import RetryQueue
-from nos_ec.engine.upkeep.usage_keeper import UsageKeeper
+from nos_ec.engine.upkeep.usage_keeper import UsageKeeper, UsageShown
 from nos_ec.ports.clock import Beat, Clock, unwatched
 from nos_ec.ports.message_log import GroupProgress, MessagePublisher
 from nos_ec.ports.metadata import ObjectRow, Objects
@@ -225,6 +225,11 @@ class ProducerService:
                 stop.set()
             for thread in threads:
                 thread.join()
+
+    @property
+    def usage_shown(self) -> UsageShown:
+        """What metrics show of the usage of buckets. Any thread may read it."""
+        return UsageShown() if self._usage is None or not self._keeps_usage() else self._usage.shown
 
     def _keeps_usage(self) -> bool:
         """Return whether this producer is the one that keeps the usage of buckets."""

@@ -6,7 +6,9 @@ work. Two would do no harm, because folding removes exactly what it has added up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
 from threading import Event
 from typing import Protocol
 
@@ -40,14 +42,24 @@ COUNT_PAGES = 20
 TRIES_MAX = 5
 """How often a bucket is counted, while 1 % or more is changed meanwhile, before the last result is taken."""
 _PAGE_BUCKETS = 1000
+SHOWN_BUCKETS = 100
+"""Buckets with metrics of their own: each is two series in Prometheus."""
 
 
 class KeptMetadata(Usage, Buckets, AccessKeys, Protocol):
     """The parts of the metadata that this work needs."""
 
 
+@dataclass(frozen=True, slots=True)
+class UsageShown:
+    """How many buckets are metered, and the usage of those that change most, at most SHOWN_BUCKETS."""
+
+    metered: int = 0
+    busiest: Sequence[BucketUsage] = ()
+
+
 class UsageKeeper:
-    """One thread runs it."""
+    """One thread runs it. Any thread may read `shown`."""
 
     def __init__(self, metadata: KeptMetadata, clock: Clock) -> None:
         self._metadata = metadata
@@ -56,6 +68,7 @@ class UsageKeeper:
         self._to_count: list[str] = []
         self._count: BucketCount | None = None
         self._tries = 0
+        self.shown = UsageShown()
 
     def turn(self) -> bool:
         """Do some work. Returns whether more waits. Raises Transient."""
@@ -70,7 +83,7 @@ class UsageKeeper:
             self._review(now_ms)
             self._review_ms = now_ms + REVIEW_MS
         if not waits(self._look_ms, now_ms, LOOK_MS):
-            self._to_count = [one.bucket for one in self._usages() if _is_to_be_counted(one, now_ms)]
+            self._look(now_ms)
             self._look_ms = now_ms + LOOK_MS
         is_counting = self._count_some(now_ms)
         return is_counting or folded >= FOLD_ROWS * FOLDS_MAX
@@ -88,6 +101,20 @@ class UsageKeeper:
             kill_point("usage.metered")
         for bucket in sorted(metered - wanted):
             self._metadata.unmeter_bucket(bucket)
+
+    def _look(self, now_ms: int) -> None:
+        """Find the buckets that are to be counted, and those that metrics show."""
+        metered, to_count, busiest = 0, [], list[BucketUsage]()
+        for one in self._usages():
+            metered += 1
+            if _is_to_be_counted(one, now_ms):
+                to_count.append(one.bucket)
+            elif one.counted_ms is not None:
+                busiest.append(one)
+            if len(busiest) >= 2 * SHOWN_BUCKETS:
+                busiest = nlargest(SHOWN_BUCKETS, busiest, key=_activity)
+        self._to_count = to_count
+        self.shown = UsageShown(metered, nlargest(SHOWN_BUCKETS, busiest, key=_activity))
 
     def _wanted(self) -> Iterator[str]:
         after = ""
@@ -160,6 +187,12 @@ class UsageKeeper:
                 wait_ms = FAILED_WAIT_MS
             if wait_ms:
                 self._clock.wait(stop, wait_ms)
+
+
+def _activity(one: BucketUsage) -> int:
+    """Return how many objects were added and removed since the bucket is metered. It only grows, so the buckets that
+    are shown seldom change."""
+    return one.changed.objects
 
 
 def buckets_of(metadata: Buckets, account: str) -> Iterator[str]:

@@ -157,6 +157,26 @@ OUTBOX_AGE_SECONDS = _gauge(
     "Age of the oldest notification that waits, looked up every minute.",
     "Above a few minutes, a topic does not take its notifications.",
 )
+METERED_BUCKETS = _gauge(
+    "producer_metered_buckets",
+    (PRODUCER,),
+    "Metered buckets, in the producer that keeps their usage; 0 in others, and without store.count_usage.",
+    "Take the `max` of the producers.",
+)
+BUCKET_BYTES = _gauge(
+    "producer_bucket_bytes",
+    (PRODUCER,),
+    "Bytes that a metered bucket holds, for at most 100 buckets: those that change most.",
+    "`nos-ec usage` shows all metered buckets, and `nos-ec s3 quota show` how much of a quota is left.",
+    "bucket",
+)
+BUCKET_OBJECTS = _gauge(
+    "producer_bucket_objects",
+    (PRODUCER,),
+    "Objects that a metered bucket holds, for the same buckets.",
+    "As for the bytes.",
+    "bucket",
+)
 
 # --- consumer ------------------------------------------------------------------------------------------------------
 MESSAGES = _counter(

@@ -26,7 +26,14 @@ from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.composition.wiring import System
 from nos_ec.engine.figures.store_totals import CHEAP_ROWS_MAX
 from nos_ec.monitoring.declarations.metric import Kind
-from nos_ec.monitoring.declarations.metrics import GC_WORKER_RUNNING, GC_WORKER_SEEN, METRICS, STORE_PLACEMENT_GROUPS
+from nos_ec.monitoring.declarations.metrics import (
+    BUCKET_BYTES,
+    BUCKET_OBJECTS,
+    GC_WORKER_RUNNING,
+    GC_WORKER_SEEN,
+    METRICS,
+    STORE_PLACEMENT_GROUPS,
+)
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.settings import without_settings
 from tests.rig.at_rest import LaterClock, end_log
@@ -99,8 +106,9 @@ def alive(process: subprocess.Popen[bytes]) -> None:
     assert process.poll() is None, "the daemon ended"
 
 
-ABSENT = (STORE_PLACEMENT_GROUPS, GC_WORKER_RUNNING, GC_WORKER_SEEN)
-"""Metrics of a store on Ceph, and of one with several GC workers (test_gc_workers.py)."""
+ABSENT = (STORE_PLACEMENT_GROUPS, GC_WORKER_RUNNING, GC_WORKER_SEEN, BUCKET_BYTES, BUCKET_OBJECTS)
+"""Metrics of a store on Ceph, of one with several GC workers (test_gc_workers.py), and of metered buckets
+(test_usage.py)."""
 
 
 def expected_names(service: str) -> set[str]:

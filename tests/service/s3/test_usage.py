@@ -13,9 +13,13 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.figures import bucket_count
 from nos_ec.engine.figures.bucket_count import count_bucket
-from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS, REVIEW_MS, TRIES_MAX, UsageKeeper
+from nos_ec.engine.upkeep import usage_keeper
+from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS, LOOK_MS, REVIEW_MS, TRIES_MAX, UsageKeeper
+from nos_ec.monitoring.declarations.metrics import BUCKET_BYTES, BUCKET_OBJECTS, METERED_BUCKETS
 from nos_ec.ports.metadata import DocumentKind, SizesPage, Sums
 from nos_producer.assemble import producer_service
+from nos_producer.samples import producer_samples
+from nos_producer.service import ProducerService
 from tests.rig.at_rest import LaterClock
 from tests.rig.fakes.clock import FakeClock, SetClock
 from tests.service.cli.test_cli import Cli
@@ -207,3 +211,40 @@ def test_a_failure_of_the_metadata_is_tried_again(system: System, monkeypatch: p
     stop = Event()
     UsageKeeper(system.metadata, FakeClock(system.clock.now_ms())).run(stop, lambda: True)
     assert system.metadata.bucket_usage("b") is not None
+
+
+def test_metrics_show_the_buckets_that_change_most(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one producer, and never more than a fixed number."""
+    monkeypatch.setattr(usage_keeper, "SHOWN_BUCKETS", 2)
+    monkeypatch.setattr(usage_keeper, "COUNT_AFTER_MS", 0)
+    for number, bucket in enumerate(("b", "idle", "c", "d", "e", "busy")):
+        put(system, "k", 7, bucket=bucket)
+        want(system, bucket)
+        assert system.metadata.meter_bucket(bucket, 1)
+        for n in range(number if bucket != "idle" else 0):
+            put(system, f"n{n}", 1, bucket=bucket)
+    with producer_service(system) as producer:
+        assert shown(producer, system) == {"nos_ec_producer_metered_buckets": 0}
+        producer.drain()
+        system.clock = LaterClock(LOOK_MS)
+        keeper = producer._usage
+        assert keeper is not None
+        keeper._look(system.clock.now_ms())
+        assert shown(producer, system) == {
+            "nos_ec_producer_metered_buckets": 6,
+            "nos_ec_producer_bucket_bytes busy": 12,
+            "nos_ec_producer_bucket_objects busy": 6,
+            "nos_ec_producer_bucket_bytes e": 11,
+            "nos_ec_producer_bucket_objects e": 5,
+        }
+
+
+def shown(producer: ProducerService, system: System) -> dict[str, object]:
+    """The metrics of metered buckets, with their labels."""
+    held = producer._held_slots
+    found = producer_samples(producer, held, system.clock.now_ms())
+    return {
+        " ".join((one.metric.name, *one.labels)): one.value
+        for one in found
+        if one.metric in (METERED_BUCKETS, BUCKET_BYTES, BUCKET_OBJECTS)
+    }
