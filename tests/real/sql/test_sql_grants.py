@@ -345,6 +345,7 @@ def meter(front: System, gc: System, operator: System, producer: System) -> None
     found = metadata.bucket_usage("metered")
     assert found is not None
     assert found.held == count_bucket(metadata, "metered").sums == Sums(2, 2)
+    front.client.store().delete_many([row.key for row in rows], permanently=True)
 
 
 def learn(front: System, system: System) -> None:

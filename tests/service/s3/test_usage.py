@@ -214,7 +214,7 @@ def test_a_failure_of_the_metadata_is_tried_again(system: System, monkeypatch: p
 
 
 def test_metrics_show_the_buckets_that_change_most(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one producer, and never more than a fixed number."""
+    """Only one producer shows them, and never more than a fixed number."""
     monkeypatch.setattr(usage_keeper, "SHOWN_BUCKETS", 2)
     monkeypatch.setattr(usage_keeper, "COUNT_AFTER_MS", 0)
     for number, bucket in enumerate(("b", "idle", "c", "d", "e", "busy")):
