@@ -39,6 +39,12 @@ def quota_set(
     soft_bytes: _SoftBytes = None,
     objects: _Objects = None,
     soft_objects: _SoftObjects = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests-per-s", metavar="N", help="Of an account: refuse more S3 requests.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--bytes-per-s", metavar="SIZE", help="Of an account: bodies and answers.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Set the quota of a bucket or of an account.
@@ -46,10 +52,12 @@ def quota_set(
     Replaces all its previous limits. PUTs notice within ten seconds. A bucket that was not metered before is limited
     once a producer has counted its objects.
     """
-    quota = Quota(_size(soft_bytes), _size(hard_bytes), soft_objects, objects)
+    quota = Quota(_size(soft_bytes), _size(hard_bytes), soft_objects, objects, requests, _size(rate))
     quota.require_valid()
     if not quota.has_limits:
         raise InvalidInput("give at least one limit, such as --bytes 1TiB; see also: nos-ec s3 quota remove")
+    if bucket and quota.has_rates:
+        raise InvalidInput("rates are those of an account: give --account instead of a bucket")
     with _opened(ctx, bucket, account) as system:
         if not system.settings.store.count_usage:
             raise ConfigError("usage is not counted in this store; set store.count_usage for all its programs first")
@@ -149,6 +157,10 @@ def _show(bucket: str, account: str, quota: Quota, used: Sums | None, as_json: b
             ("hard limit of objects", quota.hard_objects),
             ("used", None if used is None else used.objects),
         ):
+            if value is not None:
+                out.print(f"{words}: {value:,}", markup=False)
+
+        for words, value in (("requests a second", quota.requests_per_s), ("bytes a second", quota.bytes_per_s)):
             if value is not None:
                 out.print(f"{words}: {value:,}", markup=False)
 

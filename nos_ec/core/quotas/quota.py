@@ -16,28 +16,40 @@ from nos_ec.core.tails import hidden_prefix
 _ACCOUNT_PREFIX = "nos_ec:quota:"
 """A colon cannot be in the name of an access key."""
 LIMIT_MAX = 1 << 62
+RATE_LEASE_PREFIX = "s3-rate-"
+"""Prefix of the names of leases by which the processes that limit rates of accounts count each other. They guard no
+blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
     """The limits of a bucket or an account; None: none. Above a soft limit, warnings are logged; what would exceed a
-    hard one is refused."""
+    hard one is refused. The rates are those of an account: requests, and bytes of bodies and answers."""
 
     soft_bytes: int | None = None
     hard_bytes: int | None = None
     soft_objects: int | None = None
     hard_objects: int | None = None
+    requests_per_s: int | None = None
+    bytes_per_s: int | None = None
 
     @property
     def has_limits(self) -> bool:
         """Whether anything is limited."""
         return self != Quota()
 
+    @property
+    def has_rates(self) -> bool:
+        """Whether requests or their bytes are limited."""
+        return self.requests_per_s is not None or self.bytes_per_s is not None
+
     def require_valid(self) -> None:
         """Raise InvalidInput for limits that are out of range, or a soft limit above the hard one."""
         for name, value in asdict(self).items():
             if value is not None and not 0 <= value <= LIMIT_MAX:
                 raise InvalidInput(f"{name} is {value}; it must be 0 to {LIMIT_MAX}")
+        if 0 in (self.requests_per_s, self.bytes_per_s):
+            raise InvalidInput("a rate must be at least 1 a second; to stop an account, disable its access keys")
         for soft, hard, what in (
             (self.soft_bytes, self.hard_bytes, "bytes"),
             (self.soft_objects, self.hard_objects, "objects"),

@@ -36,6 +36,7 @@ from nos_ec.gateway.server.connection_counts import ConnectionCounts
 from nos_ec.gateway.server.http_protocol import IDLE_WAIT_S, GatewayProtocol
 from nos_ec.gateway.server.log_batches import AccessLogs
 from nos_ec.gateway.server.probes import Probes
+from nos_ec.gateway.server.rate_limits import RateLimits
 from nos_ec.gateway.server.request_counters import RequestCounters
 from nos_ec.gateway.server.service import Answers, Service
 from nos_ec.gateway.server.trusted_proxies import TrustedProxies
@@ -102,7 +103,16 @@ def make_service(
         clock,
         settings.domain_names,
         settings.region,
+        _rate_limits(system),
     )
+
+
+def _rate_limits(system: System) -> RateLimits | None:
+    if not system.settings.store.count_usage:
+        return None
+    limits = RateLimits(system.metadata, system.clock, system.randomness(8).hex())
+    system.stack.callback(limits.close)
+    return limits
 
 
 def open_gateway_listener(settings: S3Settings) -> socket.socket:

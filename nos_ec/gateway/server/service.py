@@ -34,6 +34,7 @@ from nos_ec.gateway.operations.post_forms import PostForms
 from nos_ec.gateway.operations.renames import RenameOperations
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
 from nos_ec.gateway.operations.websites import WEBSITE, Websites
+from nos_ec.gateway.server.rate_limits import RateLimits
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
 from nos_ec.s3.answers import error_answer
@@ -86,8 +87,10 @@ class Service:
         clock: Clock,
         domains: Collection[str],
         region: str,
+        limits: RateLimits | None = None,
     ) -> None:
         self._access = access
+        self._limits = limits
         self.objects = objects
         self.logging = logging
         self._region = region
@@ -187,6 +190,8 @@ class Service:
             self._name_region(reply, record.bucket)
         if b"origin" in request.header_values and request.method != "OPTIONS":
             self._allow_origin(request, reply)
+        if self._limits is not None and record.account is not None and request.method != "HEAD":
+            self._limits.charge(record.account, reply.size)
         return _finished(request, reply, record)
 
     def store_log(self, log: LogObject) -> None:
@@ -243,6 +248,8 @@ class Service:
         now_ms = self._clock.now_ms()
         sender, signed = self._sender(sent, now_ms)
         record.account = None if sender is None else sender.account
+        if self._limits is not None and record.account is not None:
+            self._limits.admit(record.account, _body_length(request))
         if operation == "HeadBucket":
             # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")
@@ -288,6 +295,11 @@ class Service:
             return None, unsigned(request)
         sender = self._access.sender(claim.access_key, claim.token)
         return sender, verify(request, claim, None if sender is None else sender.secret)
+
+
+def _body_length(request: Request) -> int:
+    length = request.header("content-length") or ""
+    return int(length) if length.isdecimal() else 0
 
 
 def refusal(request: Request, error: S3Error, record: Record) -> Reply:

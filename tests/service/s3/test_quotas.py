@@ -12,7 +12,7 @@ import structlog
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, InvalidInput, QuotaExceeded
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.quotas.quota import LIMIT_MAX, Quota, decode, encode
+from nos_ec.core.quotas.quota import LIMIT_MAX, RATE_LEASE_PREFIX, Quota, decode, encode
 from nos_ec.engine.objects.quotas import USED_MS, Quotas
 from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS, UsageKeeper
 from nos_ec.gateway.auth.accounts import Accounts
@@ -181,6 +181,22 @@ def test_an_account_has_a_quota_for_all_its_buckets(cli: Cli, counting: Bench) -
         assert cli("s3", "quota", "show", "--account", "ann", exits=4)["error"] == "NotFound"
 
 
+def test_s3_clients_are_told_to_slow_down(cli: Cli, system: System) -> None:
+    with serving(system, system.settings.s3) as gateway:
+        cli("s3", "quota", "set", "--account", "ann", "--requests-per-s", "1", "--bytes-per-s", "1MiB")
+        ann, bob = gateway.client("ann"), gateway.client("bob")
+        ann.create_bucket(Bucket="photos")
+        error = refused("SlowDown", 503, ann.list_buckets)
+        assert error.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "1"
+        for _ in range(20):
+            bob.list_buckets()
+        names = [one.name for one in system.metadata.list_leases("")]
+        of_writers = [name for name in names if not name.startswith(RATE_LEASE_PREFIX)]
+        assert len(names) == len(of_writers) + 1
+        assert system.metadata.totals().leases == len(of_writers)
+    assert "requests a second: 1" in cli.text("s3", "quota", "show", "--account", "ann")
+
+
 def test_quotas_are_shown_replaced_and_removed(cli: Cli, limited: System) -> None:
     shown = cli("s3", "quota", "show", "b")
     assert shown["used"] == {"bytes": 3000, "objects": 3}
@@ -205,6 +221,8 @@ def test_wrong_quotas_are_refused(cli: Cli, bench: Bench) -> None:
         ["set", "--account", "root", "--bytes", "5"],
         ["set", "b", "--bytes", "5", "--soft-bytes", "6"],
         ["set", "b", "--objects", "-1"],
+        ["set", "b", "--requests-per-s", "5"],
+        ["set", "--account", "ann", "--requests-per-s", "0"],
     ):
         assert cli("s3", "quota", *words, exits=2)["error"] == "InvalidInput"
     assert cli("s3", "quota", "set", "none", "--bytes", "5", exits=4)["error"] == "NotFound"
@@ -219,7 +237,7 @@ def test_a_damaged_quota_is_logged_and_not_applied(limited: System) -> None:
     assert "quota not applied" in [one["event"] for one in logs]
 
 
-@pytest.mark.parametrize("quota", [Quota(), Quota(1, 2, 3, 4), Quota(hard_objects=LIMIT_MAX)])
+@pytest.mark.parametrize("quota", [Quota(), Quota(1, 2, 3, 4, 5, 6), Quota(hard_objects=LIMIT_MAX)])
 def test_a_quota_is_stored(quota: Quota) -> None:
     assert decode(encode(quota)) == quota
     assert quota.has_limits == (quota != Quota())

@@ -18,6 +18,7 @@ from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.rows import FIRST_MARK, LIVE, by_index
 from nos_ec.adapters.sql.tables.schema import BLOCKS, LANDING_DELETIONS, OBJECTS, SEGMENTS, STORED_TOTALS, WAITING, utf8
 from nos_ec.core.publishing.slots import LEASE_PREFIX
+from nos_ec.core.quotas.quota import RATE_LEASE_PREFIX
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.core.tails import TAILS_BUCKET
 from nos_ec.ports.metadata import StoredTotals, Totals
@@ -95,7 +96,7 @@ def _sum(of: Any, name: str) -> Any:
     return cast(func.sum(of), BigInteger).label(name)
 
 
-_WRITER_LEASES = select(func.count()).where(~leases.begins_with(LEASE_PREFIX))
+_WRITER_LEASES = select(func.count()).where(~leases.begins_with(LEASE_PREFIX), ~leases.begins_with(RATE_LEASE_PREFIX))
 _BLOCK_SUMS = select(
     _B.kind,
     _B.state,
