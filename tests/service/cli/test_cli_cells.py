@@ -269,3 +269,24 @@ def test_the_audit_trail_is_shown_by_cell_unless_all_cells_share_one(
 def test_long_output_of_a_cell_is_held_in_a_file(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nos_ec.cli.terminal.streams._HELD_BYTES", 7)
     assert list(cells.json("gc", "status")["cells"]) == ORDER
+
+
+def test_quotas_of_buckets_are_those_of_their_cell_and_those_of_accounts_are_in_each(cells: Cells) -> None:
+    cells.config.write_text(cells.config.read_text().replace("[store]\n", "[store]\ncount_usage = true\n"))
+    with open_system(cells.settings("c")) as system:
+        system.client.store().put(ObjectKey("photos", "a.jpg"), BytesIO(b"x" * CHUNK))
+    cells.text("cells", "rebuild-directory")
+    assert cells.json("usage", "photos", "--start") == {"bucket": "photos", "metered": True}
+    assert cells.json("s3", "quota", "set", "photos", "--objects", "9")["quota"]["hard_objects"] == 9
+    found = cells.json("usage", "--exact")["cells"]
+    assert {name: [one["bucket"] for one in found[name]["buckets"]] for name in NAMES} == {
+        "a": [],
+        "bb": [],
+        "c": ["photos"],
+    }
+    limits = ("s3", "quota", "set", "--account", "ann", "--bytes", "1MiB")
+    assert {name: one["quota"]["hard_bytes"] for name, one in cells.json(*limits)["cells"].items()} == dict.fromkeys(
+        NAMES, 1 << 20
+    )
+    shown = cells.json("s3", "quota", "show", "--account", "ann")["cells"]
+    assert [shown[name]["used"]["bytes"] for name in NAMES] == [0, 0, 0]
