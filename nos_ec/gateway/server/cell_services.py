@@ -36,8 +36,11 @@ class _Cell:
     name: str
     service: Service | None = None
     requests: int = 0
-    finished_s: float = 0.0
-    """When a request was finished last, or the first of those being served began."""
+    answered_s: float = 0.0
+    """When the cell answered a request last, or the first of those being served began. A request that was given up does
+    not count: otherwise a database that hangs would get most threads again after each batch of them."""
+    is_failing: bool = False
+    """Whether the request that ended last was given up."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -69,11 +72,16 @@ class CellServices:
                 reply = self._service(cell).answer(request, source, record)
             else:
                 self._begin(cell)
+                is_failing = False
                 try:
                     counted = source if isinstance(source, Unasked) else _Uncounted(source, cell)
                     reply = (cell.service or self._service(cell)).answer(request, counted, record)
+                    is_failing = record.code == "ServiceUnavailable"
+                except Transient:
+                    is_failing = True
+                    raise
                 finally:
-                    self._end(cell)
+                    self._end(cell, is_failing)
         except BodyWanted:
             raise
         except Exception as error:
@@ -100,10 +108,12 @@ class CellServices:
         if home is None:
             directory = self._of[self._cells.directory_cell]
             self._begin(directory)
+            is_failing = True
             try:
                 home = self._cells.home(bucket)
+                is_failing = False
             finally:
-                self._end(directory)
+                self._end(directory, is_failing)
         if home is None:
             home = self._cells.choose() if _may_create(request) else self._cells.directory_cell
         return self._named(home, bucket)
@@ -152,17 +162,19 @@ class CellServices:
         """Count a request of a cell. Raises Transient if too many others wait for it already."""
         now_s = self._timer()
         with cell.lock:
-            if not cell.requests:
-                cell.finished_s = now_s
-            waits_s = now_s - cell.finished_s
+            if not cell.requests and not cell.is_failing:
+                cell.answered_s = now_s
+            waits_s = now_s - cell.answered_s
             if cell.requests >= (self._most if waits_s > STALLED_S else self._most_first) and waits_s > STALLED_S / 4:
                 raise Transient(f"{cell.requests} requests wait for cell {cell.name} already")
             cell.requests += 1
 
-    def _end(self, cell: _Cell) -> None:
+    def _end(self, cell: _Cell, is_failing: bool) -> None:
         with cell.lock:
             cell.requests -= 1
-            cell.finished_s = self._timer()
+            cell.is_failing = is_failing
+            if not is_failing:
+                cell.answered_s = self._timer()
 
 
 def _may_create(request: Request) -> bool:

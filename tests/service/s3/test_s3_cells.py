@@ -422,6 +422,45 @@ def test_documents_can_be_changed_while_the_directory_is_away(
     assert ann.get_bucket_versioning(Bucket=other)["Status"] == "Enabled"
 
 
+def test_a_cell_that_gives_requests_up_gets_no_more_threads_for_it(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nos_ec.gateway.server.cell_services.STALLED_S", 0.3)
+    cells, gateway = served
+    ann = gateway.client("ann")
+    for name in NAMES:
+        ann.create_bucket(Bucket=name)
+    stalled = next(name for name, home in homes(cells).items() if home == "b")
+    hangs_s, waiting, most = 0.5, 0, 0
+    lock = threading.Lock()
+
+    def give_up(name: str) -> Any:
+        nonlocal waiting, most
+        with lock:
+            waiting += 1
+            most = max(most, waiting)
+        threading.Event().wait(hangs_s)
+        with lock:
+            waiting -= 1
+        raise Transient("the database does not answer")
+
+    def ask() -> None:
+        for _ in range(4):
+            refused("ServiceUnavailable", 503, gateway.client("ann").get_object, Bucket=stalled, Key="k")
+
+    monkeypatch.setattr(cells.system("b").metadata, "bucket", give_up)
+    refused("ServiceUnavailable", 503, ann.get_object, Bucket=stalled, Key="k")
+    most = 0
+    threads = [threading.Thread(target=ask) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= most <= 4  # half of the threads of SETTINGS
+    monkeypatch.undo()
+    refused("NoSuchKey", 404, ann.get_object, Bucket=stalled, Key="k")
+
+
 def test_a_busy_cell_that_answers_refuses_nothing(served: tuple[Cells, Gateway]) -> None:
     _, gateway = served
     ann = gateway.client("ann")

@@ -123,7 +123,7 @@ def test_all_that_is_served_is_in_the_model() -> None:
 
 
 def test_the_gateway_runs_all_that_is_served() -> None:
-    service = Service(*[MagicMock() for _ in range(17)])
+    service = Service(*[MagicMock() for _ in range(18)])
     assert service._operations.keys() == SERVED
 
 

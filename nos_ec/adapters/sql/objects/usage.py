@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    CompoundSelect,
     Connection,
     and_,
     bindparam,
@@ -70,7 +71,7 @@ def _total(column: Any) -> Any:
 _CHANGED = tuple(_total(one) for one in (_C.bytes, _C.objects, _C.changed_bytes, _C.changed_objects))
 _SUMS = (_U.bytes, _U.objects, _U.changed_bytes, _U.changed_objects)
 METERED = select(_U.bucket).where(_U.bucket == _OF_BUCKET)
-ONE = union_all(
+ONE: CompoundSelect[Any] = union_all(
     select(_U.bucket, *_SUMS, _U.since_ms, _U.counted_ms).where(_U.bucket == _OF_BUCKET),
     select(literal(b"", _U.bucket.type), *_CHANGED, null(), null()).where(_C.bucket == _OF_BUCKET),
 )
