@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import (
-    BindParameter,
     ColumnElement,
     Connection,
     and_,
@@ -14,6 +13,7 @@ from sqlalchemy import (
     case,
     delete,
     insert,
+    literal,
     or_,
     select,
     update,
@@ -155,7 +155,8 @@ def release_all(connection: Connection, held: Sequence[Lease]) -> None:
 def begins_with(prefix: str) -> ColumnElement[bool]:
     """Return the condition that a lease's name begins with `prefix`. It is a range of the primary key."""
     # UTF-8 has no byte 0xFF, so every name with this prefix sorts below the end of the range.
-    return and_(_L.name >= _bytes("from", utf8(prefix)), _L.name < _bytes("to", utf8(prefix) + b"\xff"))
+    first, end = (literal(value, _L.name.type) for value in (utf8(prefix), utf8(prefix) + b"\xff"))
+    return and_(_L.name >= first, _L.name < end)
 
 
 def require(connection: Connection, lease: Lease) -> None:
@@ -186,10 +187,6 @@ def _among(held: Sequence[Lease]) -> ColumnElement[bool]:
 def _listed(connection: Connection, which: ColumnElement[bool]) -> list[Lease]:
     found = select(_L.name, _L.epoch, _L.expires_ms).where(which).order_by(_L.name)
     return [Lease(*row) for row in connection.execute(found)]
-
-
-def _bytes(name: str, value: bytes) -> BindParameter[bytes]:
-    return bindparam(f"prefix_{name}", value, type_=_L.name.type)
 
 
 def _fence_blocks(connection: Connection, lease: Lease) -> None:
