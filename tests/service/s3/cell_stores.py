@@ -58,9 +58,10 @@ def serving_beside(system: System, folder: Path) -> Iterator[Gateway]:
     """A gateway of two cells: all buckets are in this store, and the directory and the access keys in another one in
     this folder."""
     file = folder / "directory.toml"
-    file.write_text(f'[store]\nroot = "directory"\ndirectory = "directory"\n{SMALL}')
+    file.write_text(f'[store]\nroot = "directory"\n{SMALL}')
     settings = load_settings(file, {})
     initialise(settings)
+    settings = settings.model_copy(update={"store": settings.store.model_copy(update={"directory": "directory"})})
     with open_system(settings) as directory:
         opened = {"directory": directory, "store": system}
         of_cells = {name: Cell(one.settings.model_copy(), int(one is system)) for name, one in opened.items()}
