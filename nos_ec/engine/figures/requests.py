@@ -27,6 +27,7 @@ from nos_ec.core.errors import (
     NoSuchUpload,
     NotFound,
     PreconditionFailed,
+    QuotaExceeded,
     TooLarge,
     Transient,
 )
@@ -67,6 +68,7 @@ ERROR_KINDS: Mapping[type[NosError], str] = {
     Corrupt: "corrupt",
     Transient: "transient",
     NoSpace: "no_space",
+    QuotaExceeded: "quota_exceeded",
     Blocklisted: "blocklisted",
     TooLarge: "too_large",
 }
