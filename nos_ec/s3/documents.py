@@ -96,6 +96,23 @@ def malformed(reason: str) -> S3Error:
     return S3Error("MalformedXML", f"{reason} It must follow the schema of S3.")
 
 
+def unique_children(element: Element, *names: str) -> dict[str, Element]:
+    """Return the children of an element by name. Raises MalformedXML for other or repeated names."""
+    found: dict[str, Element] = {}
+    for child in element.children:
+        if child.name not in names or child.name in found:
+            raise malformed(f"{child.name!r} in {element.name!r} is unknown or repeated.")
+        found[child.name] = child
+    return found
+
+
+def only_children(element: Element, *names: str) -> dict[str, Element]:
+    """Return the children like `unique_children`. Raises MalformedXML also for an element with text."""
+    if element.text.strip():
+        raise malformed(f"{element.name!r} must not contain text.")
+    return unique_children(element, *names)
+
+
 class _Reader:
     def __init__(self) -> None:
         self.top = Element("", {})

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from nos_ec.s3 import answers
-from nos_ec.s3.documents import Element, malformed, parse
+from nos_ec.s3.documents import Element, malformed, parse, unique_children
 from nos_ec.s3.errors import S3Error, invalid_argument
 
 MODES = ("GOVERNANCE", "COMPLIANCE")
@@ -58,15 +58,15 @@ class Retention(NamedTuple):
 def lock_configuration(body: bytes) -> LockConfiguration:
     """Parse the body of PutObjectLockConfiguration. Raises MalformedXML, or InvalidRetentionPeriod for a
     period that is not positive or too long."""
-    fields = _unique(parse(body, "ObjectLockConfiguration"), "ObjectLockEnabled", "Rule")
+    fields = unique_children(parse(body, "ObjectLockConfiguration"), "ObjectLockEnabled", "Rule")
     if "ObjectLockEnabled" not in fields or _text(fields["ObjectLockEnabled"]) != "Enabled":
         raise malformed("ObjectLockEnabled is Enabled.")
     if "Rule" not in fields:
         return LockConfiguration()
-    rule = _unique(fields["Rule"], "DefaultRetention")
+    rule = unique_children(fields["Rule"], "DefaultRetention")
     if "DefaultRetention" not in rule:
         raise malformed("A Rule has a DefaultRetention.")
-    retention = _unique(rule["DefaultRetention"], "Mode", "Days", "Years")
+    retention = unique_children(rule["DefaultRetention"], "Mode", "Days", "Years")
     has_period = ("Days" in retention) is not ("Years" in retention)
     if "Mode" not in retention or _text(retention["Mode"]) not in MODES or not has_period:
         raise malformed("A DefaultRetention has a Mode, GOVERNANCE or COMPLIANCE, and either Days or Years.")
@@ -92,7 +92,7 @@ def lock_configuration_answer(configuration: LockConfiguration) -> bytes:
 
 def retention(body: bytes) -> Retention | None:
     """Parse the body of PutObjectRetention; None for one that removes the retention. Raises MalformedXML."""
-    fields = _unique(parse(body, "Retention"), "Mode", "RetainUntilDate")
+    fields = unique_children(parse(body, "Retention"), "Mode", "RetainUntilDate")
     if not fields:
         return None
     if len(fields) < 2 or _text(fields["Mode"]) not in MODES:
@@ -110,7 +110,7 @@ def retention_answer(found: Retention) -> bytes:
 
 def legal_hold(body: bytes) -> bool:
     """Parse the body of PutObjectLegalHold. Returns whether there is to be a hold. Raises MalformedXML."""
-    fields = _unique(parse(body, "LegalHold"), "Status")
+    fields = unique_children(parse(body, "LegalHold"), "Status")
     status = _text(fields["Status"]) if fields else ""
     if status not in ("ON", "OFF"):
         raise malformed("The Status of a LegalHold is ON or OFF.")
@@ -167,16 +167,6 @@ def _time_of(text: str) -> int | None:
 
 def _in_ms(at: datetime) -> int:
     return -((_EPOCH - at) // timedelta(milliseconds=1))
-
-
-def _unique(element: Element, *names: str) -> dict[str, Element]:
-    """Return the children by name. Raises MalformedXML for other or repeated names."""
-    found: dict[str, Element] = {}
-    for child in element.children:
-        if child.name not in names or child.name in found:
-            raise malformed(f"{child.name!r} in {element.name!r} is unknown or repeated.")
-        found[child.name] = child
-    return found
 
 
 def _text(element: Element) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from nos_ec.s3.documents import Element, malformed, parse
+from nos_ec.s3.documents import Element, malformed, only_children, parse
 from nos_ec.s3.errors import S3Error, invalid_argument
 
 RULES_MAX = 50
@@ -68,7 +68,7 @@ class Website:
 
 def parse_website(body: bytes) -> Website:
     """Parse the body of PutBucketWebsite. Raises MalformedXML, InvalidArgument, InvalidRequest."""
-    parts = _children(
+    parts = only_children(
         parse(body, "WebsiteConfiguration"), "IndexDocument", "ErrorDocument", "RedirectAllRequestsTo", "RoutingRules"
     )
     if "RedirectAllRequestsTo" in parts:
@@ -111,7 +111,7 @@ def _rules(element: Element | None) -> Iterable[RoutingRule]:
     for child in found:
         if child.name != "RoutingRule":
             raise malformed(f"RoutingRules have the unknown element {child.name!r}.")
-        parts = _children(child, "Condition", "Redirect")
+        parts = only_children(child, "Condition", "Redirect")
         if "Redirect" not in parts:
             raise malformed("A RoutingRule needs a Redirect.")
         condition = {}
@@ -159,20 +159,8 @@ def _status(text: str | None, first: str, name: str) -> int | None:
     return int(text)
 
 
-def _children(element: Element, *names: str) -> dict[str, Element]:
-    """Return the children by name. Raises MalformedXML for another name, or one that is repeated."""
-    if element.text.strip():
-        raise malformed(f"{element.name} has text outside its elements.")
-    found: dict[str, Element] = {}
-    for child in element.children:
-        if child.name not in names or child.name in found:
-            raise malformed(f"{element.name} has an unknown or repeated element {child.name!r}.")
-        found[child.name] = child
-    return found
-
-
 def _texts(element: Element, *names: str) -> dict[str, str]:
-    found = _children(element, *names)
+    found = only_children(element, *names)
     for child in found.values():
         if child.children:
             raise malformed(f"{child.name} must not contain elements.")

@@ -35,12 +35,12 @@ class Quota:
 
     @property
     def has_limits(self) -> bool:
-        """Whether anything is limited."""
+        """Return whether anything is limited."""
         return self != Quota()
 
     @property
     def has_rates(self) -> bool:
-        """Whether requests or their bytes are limited."""
+        """Return whether requests or their bytes are limited."""
         return self.requests_per_s is not None or self.bytes_per_s is not None
 
     def require_valid(self) -> None:

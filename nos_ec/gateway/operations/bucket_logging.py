@@ -24,7 +24,7 @@ from nos_ec.gateway.operations.policies import require_service_allowed
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import DocumentKind
 from nos_ec.s3.answers import DECLARATION, NAMESPACE, escape
-from nos_ec.s3.documents import Element, malformed, parse
+from nos_ec.s3.documents import Element, malformed, only_children, parse
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.policy import LOGGING_SERVICE
 from nos_ec.s3.request import Request
@@ -153,10 +153,12 @@ def _invalid_target(bucket: str) -> S3Error:
 
 def _target(body: bytes) -> LogTarget | None:
     """Return the target in the body of PutBucketLogging; None if it turns the log off. Raises S3Error."""
-    parts = _parts(parse(body, _ROOT), "LoggingEnabled")
+    parts = only_children(parse(body, _ROOT), "LoggingEnabled")
     if "LoggingEnabled" not in parts:
         return None
-    fields = _parts(parts["LoggingEnabled"], "TargetBucket", "TargetPrefix", "TargetGrants", "TargetObjectKeyFormat")
+    fields = only_children(
+        parts["LoggingEnabled"], "TargetBucket", "TargetPrefix", "TargetGrants", "TargetObjectKeyFormat"
+    )
     if "TargetBucket" not in fields or not _text(fields["TargetBucket"]):
         raise malformed("LoggingEnabled has a TargetBucket.")
     if "TargetGrants" in fields and fields["TargetGrants"].children:
@@ -170,29 +172,17 @@ def _target(body: bytes) -> LogTarget | None:
 def _key_format(element: Element | None) -> KeyFormat:
     if element is None:
         return KeyFormat.DEFAULT
-    kinds = _parts(element, "SimplePrefix", "PartitionedPrefix")
+    kinds = only_children(element, "SimplePrefix", "PartitionedPrefix")
     if len(kinds) != 1:
         raise malformed("TargetObjectKeyFormat has either a SimplePrefix or a PartitionedPrefix.")
     if "SimplePrefix" in kinds:
-        _parts(kinds["SimplePrefix"])
+        only_children(kinds["SimplePrefix"])
         return KeyFormat.SIMPLE
-    fields = _parts(kinds["PartitionedPrefix"], "PartitionDateSource")
+    fields = only_children(kinds["PartitionedPrefix"], "PartitionDateSource")
     chosen = _text(fields["PartitionDateSource"]) if "PartitionDateSource" in fields else ""
     if chosen not in _PARTITIONED:
         raise malformed("PartitionDateSource is EventTime or DeliveryTime.")
     return _PARTITIONED[chosen]
-
-
-def _parts(element: Element, *names: str) -> dict[str, Element]:
-    """Return the children of an element by name. Each must have one of these names and be there only once."""
-    if element.text.strip():
-        raise malformed(f"{element.name!r} has text.")
-    found: dict[str, Element] = {}
-    for child in element.children:
-        if child.name not in names or child.name in found:
-            raise malformed(f"{child.name!r} in {element.name!r} is unknown or repeated.")
-        found[child.name] = child
-    return found
 
 
 def _text(element: Element) -> str:
