@@ -62,7 +62,7 @@ down-clean: ## stop these servers and remove their data
 stack-status: ## show which of these servers run; fails if one does not
 	@$(STACK) status
 
-test: venv ## run all tests; REQUIRE_REAL=1 fails where a real server cannot be started (PYTEST_ARGS="..." WORKERS=3)
+test: venv ## run the tests, of the slow ones a sixth each day; REQUIRE_REAL=1 fails where a server cannot be started (PYTEST_ARGS="..." WORKERS=3)
 	@echo "Tests that need a server start it themselves. If it cannot be started, they are listed as SKIPPED at the end,"
 	@echo "with the reason; with REQUIRE_REAL=1 they fail. A test on servers or in real time that fails runs once more."
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
@@ -79,7 +79,7 @@ fresh: ## make venv, demo, up and down in a minimal Debian, as on a new machine 
 memory: venv ## measure the memory of a consumer with a backlog of a million (MEMORY_ARGS="--events 100000 --lanes 1 4")
 	$(BIN)/python tests/soak/consumer_memory.py $(MEMORY_ARGS)
 
-cost: venv ## measure whether an object costs more in a full store than in an empty one (COST_ARGS="...")
+cost: venv ## measure whether requests cost more in four full cells than in a small store (COST_ARGS="...")
 	$(BIN)/python tests/soak/cost_per_object.py $(COST_ARGS)
 
 figures: venv ## measure what figures and listings cost on MariaDB with 10^5 and 10^7 rows (FIGURES_ARGS="--objects 100000")

@@ -1,9 +1,9 @@
 """Installs deploy/ with the very commands of its README, and runs what it installs: units, crontab and commands, each
-as its own user, with its own keys. Files of this machine go through.
+as its own user, with its own keys. Files of this machine are stored, packed, read back, deleted and collected.
 
 Run by tests/fresh_machine.sh on a fresh machine (as root, with the development stack on MariaDB), which it leaves
-changed. Needs only the standard library. systemd is installed, but it does not run: tests/rig/unit_files.py does what
-the units say.
+changed. Needs only the standard library. systemd is installed but does not run, so tests/rig/unit_files.py starts the
+units as systemd would.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AS = "/opt/nos-ec/bin/nos-ec-as"
 FILES = Path("/usr/share/doc")
 FILES_COMPARED = 3
 LOG = ROOT / "var" / "dev" / "deploy.log"
-"""Of the daemons. fresh_machine.sh shows its end when this fails."""
+"""The log of the daemons. fresh_machine.sh shows the end of it if this program fails."""
 ROLES = ("admin", "front", "reader", "producer", "consumer", "gc", "api", "console", "operator")
 DAEMONS = ("nos-ec-producer.service", "nos-ec-consumer@1.service", "nos-ec-api.service")
 CONSOLES = ("nos-ec-console.service", "nos-ec-operator.service")
@@ -46,7 +46,7 @@ SETTINGS = {
     "consumer": {"CONSUMER__LINGER_MS": "0", "CONSUMER__LINGER_MAX_MS": "0", "REAPER__LANDING_GRACE_MS": "0"},
     "gc": {"GC__BLOCK_GRACE_MS": "0"},
 }
-"""For their `environment` files, so that nothing has to be waited for."""
+"""Settings for the `environment` files of these roles, which remove delays and grace periods."""
 PORTS = {
     "producer": "MONITORING__PORT",
     "consumer": "MONITORING__PORT",
@@ -54,7 +54,8 @@ PORTS = {
     "console": "CONSOLE__PORT",
     "operator": "CONSOLE__PORT",
 }
-"""Also for these files: the network is that of the host, where other daemons may use the ports of the units."""
+"""The settings of ports, which these files also get. The machine shares the network of its host, where other daemons
+may use the default ports."""
 WAIT_S_MAX = 180.0
 CONFIGURATION = 3
 """The exit code of a command that lacks a right (docs/CLI.md)."""
@@ -91,14 +92,14 @@ def main() -> None:
 
 
 def prepare(stack: Mapping[str, str]) -> dict[str, str]:
-    """Let `ceph` and `mariadb` reach the development servers, as an administrator's do. Returns what is to be replaced
-    in the README's commands."""
+    """Let `ceph` and `mariadb` reach the development servers, as they do for an administrator. Returns the texts to be
+    replaced in the README's commands."""
     shell("apt-get install -y -q systemd python3-rados >/dev/null")
     found = re.search(r"@([^/]+)/", stack["NOS_EC_STORE__METADATA_URL"])
     assert found
     host, port = found[1].split(":")
     (Path.home() / ".my.cnf").write_text(f"[client]\nhost={host}\nport={port}\nuser=root\n")
-    shell("mariadb -e 'DROP DATABASE IF EXISTS nos_ec'")  # of the steps before
+    shell("mariadb -e 'DROP DATABASE IF EXISTS nos_ec'")  # left by earlier steps
     cluster = Path(stack["NOS_EC_CEPH__CONF_FILE"]).parent
     shell("mkdir -p /etc/ceph")
     Path("/etc/ceph/ceph.conf").write_text((cluster / "ceph.conf").read_text())
@@ -115,7 +116,7 @@ def prepare(stack: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_readme(heading: str, replaced: Mapping[str, str], number: int = 0) -> None:
-    """Run a block of commands below a heading: the first one, or the one after `number` others."""
+    """Run the block of commands with this number (0: the first) below a heading of the README."""
     section = README.read_text().partition(f"# {heading}\n")[2]
     commands = section.split("```")[2 * number + 1]
     assert commands, heading
@@ -127,7 +128,7 @@ def run_readme(heading: str, replaced: Mapping[str, str], number: int = 0) -> No
 
 
 def configure(stack: Mapping[str, str]) -> None:
-    """What the README leaves to the reader: the brokers, and settings of roles."""
+    """Configure what the README leaves to its reader: the brokers, and the settings of roles."""
     file = ETC / "nos-ec.toml"
     servers = f'servers = "{stack["NOS_EC_KAFKA__SERVERS"]}"\nreplication = 1\nin_sync_min = 1'
     text, count = re.subn(r"^servers = .*$", servers, file.read_text(), flags=re.M)
@@ -142,7 +143,7 @@ def configure(stack: Mapping[str, str]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones, below those of tests and of Linux's clients, above those of the development servers."""
+    """Return distinct ports, below the ports of tests and of Linux's clients, above the ports of the stack."""
     found: list[int] = []
     for port in random.sample(range(19_000, 20_000), 1000):
         with socket.socket() as probe, suppress(OSError):
@@ -273,7 +274,7 @@ class Browser:
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
 
     def open(self, path: str, data: bytes | None = None) -> str:
-        """Return the text of a page, after redirects; its forms are sent from a page of the console."""
+        """Return the text of a page, after redirects. With `data`, sends a form, as from a page of the console."""
         headers = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
         with self._opener.open(urllib.request.Request(self._url + path, data, headers), timeout=30) as answer:
             return str(answer.read().decode())
@@ -316,7 +317,7 @@ def collect(names: list[str]) -> None:
 
 
 def run_crontab() -> None:
-    """Each line as cron runs it: with its variables and little else, by its user, through its shell."""
+    """Run each line as cron does: with the variables of the crontab and little else, as its user, in its shell."""
     lines = [line for line in CRONTAB.read_text().splitlines() if line and not line.startswith("#")]
     variables = dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line))
     jobs = [line.split(None, 6) for line in lines if not re.match(r"\w+=", line)]
@@ -339,7 +340,7 @@ def shell(commands: str, environment: Mapping[str, str] | None = None) -> None:
 
 
 def run_as(role: str, command: str, *more: str) -> str:
-    """The output of a command as a role."""
+    """Run a command as a role, and return its output."""
     ran = subprocess.run([AS, role, *shlex.split(command), *more], capture_output=True, text=True)
     require(ran.returncode == 0, f"{role}: {command} ended with {ran.returncode}: {ran.stderr}")
     return ran.stdout

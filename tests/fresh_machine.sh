@@ -69,7 +69,7 @@ deploy() { python3 tests/deploy_machine.py <"$data/stack/nos-ec.env"; }
 step "make venv" make venv
 ! of_turn 0 || step "the Debian package" tests/fresh_package.sh
 step "make demo" make demo DEMO_ARGS="--limit-objects 2000 --limit-bytes 50000000"
-step "make demo, over S3" make demo DEMO_ARGS="--s3 --limit-objects 500 --limit-bytes 20000000"
+step "make demo, over S3, with the console" python3 tests/demo_console.py --s3 --limit-objects 500 --limit-bytes 20000000
 databases=(mariadb)
 ! of_turn 1 || databases+=(mysql)
 for database in "${databases[@]}"; do

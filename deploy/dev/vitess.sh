@@ -16,7 +16,8 @@
 # Environment, besides that of base.sh:
 #   NOS_EC_DEV_PORT  port of vtgate (default 13306); the other processes take free ports between 20000 and 29999
 #   NOS_EC_DEV_FAST  1: commits do not wait for the disk. For test runs only: a crash of the machine loses data
-#   NOS_EC_DEV_MOVE  1: with a second keyspace, nos_ec_2, on a MySQL server of its own, to which tables can be moved
+#   NOS_EC_DEV_KEYSPACES  how many keyspaces there are (default 1): the others are nos_ec_2, nos_ec_3 and so on, each on
+#                         a MySQL server of its own. A cell can use one, and tables can be moved to one
 
 name=vitess
 . "$(dirname "$0")/base.sh"
@@ -29,8 +30,7 @@ etcd=$programs/etcd-debian
 mysql_series=9.7 # a series with long-term support. If Debian has moved on, write the series that it has now here
 mysql=$programs/mysql-$mysql_series-debian
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-tablets=(1 2 3)
-[ "${NOS_EC_DEV_MOVE:-0}" = 0 ] || tablets+=(4)
+mapfile -t tablets < <(seq $((2 + ${NOS_EC_DEV_KEYSPACES:-1})))
 processes=(vtgate vtorc "${tablets[@]/#/vttablet-}" vtctld "${tablets[@]/#/mysqld-}" etcd)
 cell=dev
 start_s_max=120
@@ -294,7 +294,7 @@ make_cell() {
         control_topology AddCellInfo --root=/vitess/$cell --server-address="127.0.0.1:${ports[etcd]}" $cell
 }
 
-keyspace_of() { if [ "$1" -le 3 ]; then echo nos_ec; else echo nos_ec_2; fi; } # NUMBER
+keyspace_of() { if [ "$1" -le 3 ]; then echo nos_ec; else echo "nos_ec_$(($1 - 2))"; fi; } # NUMBER
 
 make_keyspace() { # KEYSPACE    a primary without replicas cannot wait for their acknowledgements
     local durability=semi_sync

@@ -28,8 +28,10 @@ front     bucket_documents   INSERT, DELETE
 front     bucket_grants      INSERT, DELETE
 front     bucket_usage       INSERT, DELETE
 front     buckets            INSERT, UPDATE (owner, created_ms, acl, deleted_ms), DELETE
+front     changed_names      INSERT
 front     counters           UPDATE (value)
 front     directory          INSERT, UPDATE (owner, created_ms, deleted_ms)
+front     journal            INSERT
 front     landing_deletions  INSERT, DELETE
 front     landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records)
 front     leases             INSERT, UPDATE (expires_ms), DELETE
@@ -57,17 +59,21 @@ consumer  counters           UPDATE (value)
 consumer  landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 consumer  landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 consumer  leases             INSERT, UPDATE (expires_ms), DELETE
+consumer  moves              UPDATE (state, other, number, mover, since_ms)
 consumer  objects            UPDATE (state, landing_id, block_id, block_offset)
 consumer  stored_totals      INSERT, UPDATE (value), DELETE
 consumer  survival           INSERT, UPDATE (counted_ms, counts), DELETE
 consumer  waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
+gc        changed_names      INSERT
 gc        counters           UPDATE (value)
+gc        journal            INSERT, DELETE
 gc        landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 gc        leases             INSERT, UPDATE (expires_ms), DELETE
-gc        objects            UPDATE (state, landing_id, block_id, block_offset, trashed), DELETE
+gc        moves              UPDATE (state, other, number, mover, since_ms)
+gc        objects            INSERT, UPDATE (state, landing_id, block_id, block_offset, trashed), DELETE
 gc        outbox             INSERT
 gc        segments           DELETE
 gc        store_info         INSERT, DELETE
@@ -79,6 +85,9 @@ gc        version_floors     INSERT, UPDATE (version), DELETE
 gc        versions           INSERT, DELETE
 gc        waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
+operator  changed_names      INSERT
+operator  counters           UPDATE (value)
+operator  journal            INSERT
 operator  objects            UPDATE (trashed)
 operator  stored_totals      INSERT, UPDATE (value)
 operator  usage_changes      INSERT

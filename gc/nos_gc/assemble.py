@@ -90,6 +90,16 @@ def rebuild_thread(system: System, monitor: Monitor | None = None) -> Iterator[N
 
 
 @contextmanager
+def journal_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
+    """Writes the journal of deletes into the store on a separate thread within the `with` block, and once more at its
+    end. The monitor, if any, watches its loop."""
+    shipper = system.client.journal()
+    beat = unwatched if monitor is None else monitor.health.heart("shipping the journal")
+    with background_loop("journal", lambda stop: shipper.run(stop, beat)):
+        yield
+
+
+@contextmanager
 def scrub_thread(system: System, monitor: Monitor | None = None) -> Iterator[None]:
     """Scrubs on a separate thread within the `with` block, if the settings enable it. The monitor, if any, watches its
     loop."""

@@ -13,7 +13,7 @@ from nos_ec.api import explain_examples, models, problems
 from nos_ec.api.access import Token
 from nos_ec.api.answer import EXAMPLE_BLOCK_ID
 from nos_ec.api.host_check import LoopbackHosts
-from nos_ec.api.readings import PAGE_MAX, Readings
+from nos_ec.api.readings import ACCOUNTS_MAX, PAGE_MAX, Readings
 from nos_ec.api.request_limit import REQUESTS_MAX, RequestLimit
 from nos_ec.api.safe_answers import SafeAnswers
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, BlockId, ObjectKey
@@ -38,6 +38,9 @@ Credentials = Annotated[
 BlockName = Annotated[str, Path(pattern=_BLOCK_PATTERN, examples=[EXAMPLE_BLOCK_ID])]
 BucketName = Annotated[str, Query(min_length=1, max_length=BUCKET_BYTES_MAX, examples=["photos"])]
 ObjectName = Annotated[str, Query(min_length=1, max_length=NAME_BYTES_MAX, examples=["2026/a.jpg"])]
+AfterName = Annotated[
+    str, Query(max_length=BUCKET_BYTES_MAX, description="`next_after` of the previous page; empty: from the start.")
+]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of entries in the page.")]
 
 
@@ -59,6 +62,7 @@ def make_app(readings: Readings, monitor: Monitor, token: Token | None, requests
     _add_health(app, monitor)
     _add_metrics(app, monitor, token)
     _add_store(app, readings, token)
+    _add_usage(app, readings, token)
     _add_blocks(app, readings, token)
     app.mount("/docs", StaticFiles(packages=[("nos_ec.api", "docs")], html=True))
     # Last, so that it is outside of the others: their refusals have its headers, too.
@@ -196,6 +200,29 @@ def _add_store(app: FastAPI, readings: Readings, token: Token | None) -> None:
         """Return why an object is where it is, and what happens to it next. Reads the landing copy of an object that
         waits to be packed. docs/OPERATIONS.md lists the reasons."""
         return readings.explain_object(ObjectKey(bucket, name))
+
+
+def _add_usage(app: FastAPI, readings: Readings, token: Token | None) -> None:
+    guard = [*_guard(token), Depends(_only_known_parameters)]
+
+    @app.get("/v1/usage/buckets", tags=["usage"], dependencies=guard, responses=_responses(token, 422, 503))
+    def usage_of_buckets(after: AfterName = "", limit: Limit = 100) -> models.UsagePage:
+        """Return one page of the metered buckets, by name: what they hold, and which share of their quotas that is."""
+        return readings.usage_of_buckets(after, limit)
+
+    @app.get("/v1/usage/bucket", tags=["usage"], dependencies=guard, responses=_responses(token, 404, 422, 503))
+    def usage_of_bucket(bucket: BucketName) -> models.Use:
+        """Return what a metered bucket holds, and which share of its quota that is."""
+        return readings.usage_of_bucket(bucket)
+
+    @app.get("/v1/usage/accounts", tags=["usage"], dependencies=guard, responses=_responses(token, 422, 503))
+    def usage_of_accounts(
+        after: AfterName = "",
+        limit: Annotated[int, Query(ge=1, le=ACCOUNTS_MAX, description="Maximum number of accounts.")] = 100,
+    ) -> models.UsagePage:
+        """Return one page of the accounts with quotas, by name: what their buckets hold, and which share of the quotas
+        that is."""
+        return readings.usage_of_accounts(after, limit)
 
 
 def _add_blocks(app: FastAPI, readings: Readings, token: Token | None) -> None:

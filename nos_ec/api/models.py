@@ -14,6 +14,7 @@ from nos_ec.api.answer import example as _example
 from nos_ec.api.cost_models import Cost
 from nos_ec.core.gc.gc_policy import Behind
 from nos_ec.core.geometry import STRIPES_PER_BLOCK_MAX, Geometry
+from nos_ec.core.quotas.quota import Quota
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
 from nos_ec.engine.figures.daemons import Daemon
 from nos_ec.engine.figures.events import StoreEvent
@@ -452,6 +453,39 @@ class GcPlan(_Answer):
     waiting: list[GcWaiting] = Field(max_length=5, description="Other dead bytes that cannot be freed now.")
     trash_objects: Count = Field(description="Deleted objects in the trash, which are live until they expire.")
     trash_bytes: Bytes
+    computed_at_ms: UnixMs
+
+
+class Use(_Answer):
+    """What a metered bucket, or the buckets of an account, hold: versions, current and noncurrent, and parts of
+    uploads, as they are stored. Includes each change that was acknowledged."""
+
+    model_config = _example(
+        name="photos", bytes=4509715660, objects=120000,
+        quota={"soft_bytes": None, "hard_bytes": 5368709120, "soft_objects": None, "hard_objects": 1000000,
+               "requests_per_s": None, "bytes_per_s": None},
+        share=0.84,
+    )  # fmt: skip
+    name: str
+    bytes: Bytes | None = Field(description="Null while the objects of a bucket are being counted.")
+    objects: Count | None
+    quota: Quota | None = Field(description="Its limits, null where there is none; null: no quota.")
+    share: float | None = Field(
+        ge=0,
+        description="The greater share of the limits of bytes and objects that is used, which may exceed 1. A soft"
+        " limit counts where there is no hard one. Null: not limited, or not counted yet.",
+    )
+
+
+class UsagePage(_Answer):
+    """One page of buckets or accounts, by name."""
+
+    model_config = _example(
+        usage=[{"name": "photos", "bytes": 4509715660, "objects": 120000, "quota": None, "share": None}],
+        next_after=None, computed_at_ms=1763700000000,
+    )  # fmt: skip
+    usage: list[Use] = Field(max_length=1000)
+    next_after: str | None
     computed_at_ms: UnixMs
 
 

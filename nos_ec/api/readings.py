@@ -6,7 +6,7 @@ walk over all blocks are cached for some seconds, or for ten times as long as th
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import Callable, KeysView
 from dataclasses import asdict
 
 from nos_ec.api import models
@@ -23,6 +23,7 @@ from nos_ec.engine.explain.blocks import BlockExplanation
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.figures.daemons import read_daemons
 from nos_ec.engine.figures.events import read_events
+from nos_ec.engine.figures.quota_use import QuotaUse, UseMetadata, account_uses, bucket_use, bucket_uses
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.plan_data import plan_data
 from nos_ec.engine.header_scan import scan_headers
@@ -35,6 +36,8 @@ from nos_ec.ports.metadata import BlockRow, Placed
 PAGE_MAX = 1000
 """Maximum number of entries in a list, and of rows that one page request examines."""
 
+ACCOUNTS_MAX = 100
+"""Maximum number of accounts in a list. Each takes a statement."""
 _UTILISATION_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
 _HOLE_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -80,6 +83,30 @@ class Readings:
     def daemons(self) -> models.Daemons:
         """Return the daemons that are recorded. Raises Transient."""
         return models.Daemons(daemons=read_daemons(self._system.metadata))
+
+    # --- usage ------------------------------------------------------------------------------------
+    def usage_of_buckets(self, after: str, limit: int) -> models.UsagePage:
+        """Return metered buckets after this name. Raises Transient."""
+        return self._usage_page(bucket_uses, after, limit)
+
+    def usage_of_bucket(self, bucket: str) -> models.Use:
+        """Return what a bucket holds. Raises NotFound if it is not metered, Transient."""
+        return _use(bucket_use(self._system.metadata, bucket))
+
+    def usage_of_accounts(self, after: str, limit: int) -> models.UsagePage:
+        """Return accounts with quotas after this name. Raises Transient."""
+        return self._usage_page(account_uses, after, limit)
+
+    def _usage_page(
+        self, read: Callable[[UseMetadata, str, int], list[QuotaUse]], after: str, limit: int
+    ) -> models.UsagePage:
+        now_ms = self._system.clock.now_ms()
+        found = read(self._system.metadata, after, limit)
+        return models.UsagePage(
+            usage=[_use(one) for one in found],
+            next_after=found[-1].name if len(found) == limit else None,
+            computed_at_ms=now_ms,
+        )
 
     def _count_blocks(self) -> models.Histograms:
         full, holes = _Buckets(_UTILISATION_BOUNDS), _Buckets(_HOLE_BOUNDS)
@@ -255,6 +282,17 @@ class _Buckets:
     def models(self) -> list[models.Bucket]:
         counted = zip(self._blocks.bounds, self._blocks.counts, self._stripes.counts, strict=False)
         return [models.Bucket(up_to=bound, blocks=blocks, stripes=stripes) for bound, blocks, stripes in counted]
+
+
+def _use(one: QuotaUse) -> models.Use:
+    held, share = one.held, one.share
+    return models.Use(
+        name=one.name,
+        bytes=None if held is None else max(0, held.bytes),
+        objects=None if held is None else max(0, held.objects),
+        quota=one.quota if one.quota.has_limits else None,
+        share=None if share is None else round(share, DIGITS),
+    )
 
 
 def _identity(placed: Placed) -> _Identity:

@@ -88,6 +88,10 @@ GC: Sequence[Bar] = (
     Bar("header_bytes_over_block_bytes", 1 / 200, at_least=False),
     Bar("get_p99_with_over_without", 2.0, at_least=False),
 )
+GC_WORKERS: Sequence[Bar] = (
+    Bar("several_over_one.cpu_per_byte", 1.1, at_least=False),
+    Bar("space_over_target.several", 1.01, at_least=False),
+)
 GETS_OVER_RADOSGW: Mapping[int, float] = {1: 0.6, 2: 0.8}
 """Limits by number of gateway processes; two stands for more, too."""
 

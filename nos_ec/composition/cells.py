@@ -9,19 +9,33 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from math import gcd
 from random import Random
 from typing import Self
 
 import structlog
 
-from nos_ec.composition.wiring import CELL_NOTE, System, open_system
-from nos_ec.core.errors import ConfigError, NosError, NotFound, Transient
+from nos_ec.composition.ownership import CELL_NOTE, DIRECTORY_NOTE
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound, Transient
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.wide.buckets import WideBuckets
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessOf, BucketRow, DirectoryRow
+from nos_ec.ports.metadata import (
+    ROOT_ACCOUNT,
+    AccessOf,
+    BucketRow,
+    BucketState,
+    DirectoryRow,
+    DocumentKind,
+    MoveRow,
+    MoveState,
+)
+from nos_ec.ports.metadata.directory import SLICES_MAX, decode_slices
 from nos_ec.settings import Settings
 
 OPEN_WAIT_S = 10.0
@@ -34,9 +48,9 @@ _ENTERED = "cells"
 """Name of the note, in the directory's database, of the cells whose buckets are in the directory, with their ids."""
 _INCOMPLETE = "!"
 """Begins the id, in that note, of a cell whose buckets are being entered."""
-_DIRECTORY = "directory"
-"""Name of the note, in the database of each cell, with the id of the store that has its directory."""
 _RECORD_TRIES = 10
+_ELSEWHERE = (MoveState.GONE, MoveState.ARRIVING)
+"""A cell in one of these states does not serve a bucket, whatever it still has of it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -122,8 +136,9 @@ class Cells:
             _log.info("a cell has been opened", cell=name)
 
     def _follow(self, name: str, system: System) -> None:
-        """Let the directory follow the buckets of a cell."""
+        """Let the directory follow the buckets of a cell, and forget the homes of those that were moved."""
         system.metadata.on_access_changed(partial(self._access_changed, name))
+        system.metadata.obey_moves(self.forget_home)
 
     def _require_entered(self, name: str, system: System) -> None:
         """Raise ConfigError unless the directory has the buckets of this cell, and knows the cell as this store."""
@@ -131,6 +146,7 @@ class Cells:
         require_same_store(directory, system)
         if name not in known_cells(directory):
             raise ConfigError(f"the buckets of cell {name} are not in the directory yet; run `nos-ec init`")
+        _require_not_rebuilt(system)
 
     # --- cells ------------------------------------------------------------------------------------
     @property
@@ -162,36 +178,69 @@ class Cells:
             return dict(self._systems)
 
     # --- homes ------------------------------------------------------------------------------------
-    def known_home(self, bucket: str) -> str | None:
-        """Return the cell of a bucket if it is remembered."""
-        known = self._homes.get(bucket)
-        return None if known is None else known.home
+    def known(self, bucket: str) -> DirectoryRow | None:
+        """Return the row of a bucket if it is remembered."""
+        return self._homes.get(bucket)
 
-    def home(self, bucket: str) -> str | None:
-        """Return the cell of a bucket; None if there never was such a bucket. A home never changes, so that of a bucket
-        that exists is remembered, and then needs no directory. Raises Transient, also for an unknown bucket while the
-        directory lacks those of a cell."""
+    def forget_home(self, bucket: str) -> None:
+        """Forget the cell of a bucket that was moved, or is being moved. It is looked up again."""
+        self._homes.pop(bucket, None)
+
+    def place(self, bucket: str) -> DirectoryRow | None:
+        """Return the row of a bucket, also of a deleted one; None if there never was such a bucket. The row of a bucket
+        that exists is remembered, and then needs no directory, until its cell refuses a request because the bucket was
+        moved. Raises Transient, also for an unknown bucket while the directory lacks those of a cell."""
         known = self._homes.get(bucket)
         if known is not None:
-            return known.home
+            return known
         row = self.directory.metadata.directory_row(bucket)
         if row is None:
             self._require_whole_directory()
-            return None
-        return row.home if row.is_deleted else self._remembered(row)
+        elif not row.is_deleted:
+            self._remembered(row)
+        return row
 
-    def home_for_put(self, bucket: str) -> str:
-        """Return the cell of a bucket into which a program puts an object without creating it. One that never was
+    def home(self, bucket: str) -> str | None:
+        """Return the cell of a bucket, of a wide one its first; None if there never was such a bucket. Raises what
+        `place` raises."""
+        row = self.place(bucket)
+        return None if row is None else row.home
+
+    def place_for_put(self, bucket: str) -> DirectoryRow:
+        """Return the row of a bucket into which a program puts an object without creating it. One that never was
         belongs to ROOT_ACCOUNT. Raises Transient, ConfigError."""
-        return self.home(bucket) or self.claim(bucket, ROOT_ACCOUNT)
+        return self.place(bucket) or self.claim(bucket, ROOT_ACCOUNT)
 
-    def claim(self, bucket: str, owner: str, preferred: str | None = None) -> str:
-        """Return the cell in which a bucket is to be created: the one where it is or was, else `preferred`, else a cell
-        by weight. Raises Transient, ConfigError."""
-        home = self.home(bucket) or preferred or self.choose()
-        row = self.directory.metadata.claim_home(bucket, owner, home, self._clock.now_ms())
+    def claim(self, bucket: str, owner: str, preferred: str | None = None, slices: Sequence[str] = ()) -> DirectoryRow:
+        """Return the row of a bucket that is to be created: it stays where it is or was. Otherwise it becomes a wide
+        bucket with these slices, or its home is `preferred`, else a cell by weight. Raises Transient, ConfigError."""
+        home = self.home(bucket) or (slices[0] if slices else preferred or self.choose())
+        row = self.directory.metadata.claim_home(bucket, owner, home, self._clock.now_ms(), slices)
         kill_point("cells.home_claimed")
         return self._remembered(row)
+
+    def claim_wide(self, bucket: str, owner: str, slices: Sequence[str]) -> DirectoryRow:
+        """Like `claim`, for a wide bucket with these slices. Raises InvalidInput if they cannot be the slices of a
+        bucket, or if a bucket of this name is or was elsewhere, Transient if one of the cells is away."""
+        if unknown := [cell for cell in dict.fromkeys(slices) if cell not in self.settings.cells]:
+            raise InvalidInput(f"there is no cell {', '.join(unknown)}; the cells are {', '.join(self.settings.cells)}")
+        if len(set(slices)) < 2 or len(slices) > SLICES_MAX:
+            raise InvalidInput(f"a wide bucket has 2 to {SLICES_MAX} slices, in at least two cells")
+        for cell in slices:
+            self.system(cell)
+        row = self.claim(bucket, owner, slices=slices)
+        if row.slices != tuple(slices):
+            where = f"the slices {','.join(row.slices)}" if row.slices else f"the home {row.home}"
+            raise InvalidInput(f"the name {bucket} has {where} for good, even after a deletion; choose another name")
+        return row
+
+    def state_of(self, row: DirectoryRow) -> BucketState:
+        """Return the metadata with the row and the documents of a bucket. Raises Transient."""
+        return self.wide(row.slices) if row.slices else self.system(row.home).metadata
+
+    def wide(self, slices: Sequence[str]) -> WideBuckets:
+        """Return the rows and documents of wide buckets with these slices."""
+        return WideBuckets(slices, lambda cell: self.system(cell).metadata)
 
     def _require_whole_directory(self) -> None:
         """Raise Transient while the buckets of a cell are not in the directory: it would give their names away."""
@@ -216,12 +265,12 @@ class Cells:
         """Return a page of the buckets of an account. Raises Transient."""
         return self.directory.metadata.buckets_in_directory(owner, after, limit)
 
-    def _remembered(self, row: DirectoryRow) -> str:
+    def _remembered(self, row: DirectoryRow) -> DirectoryRow:
         with self._lock:
             self._homes[row.bucket] = row
             if len(self._homes) > HOMES_MAX:
                 self._homes.popitem(last=False)
-        return row.home
+        return row
 
     # --- keeping the directory up to date -----------------------------------------------------------
     def _access_changed(self, cell: str, of: AccessOf, name: str) -> None:
@@ -235,6 +284,8 @@ class Cells:
     def record(self, cell: str, bucket: str) -> None:
         """Make the directory say of a bucket what its row in this cell says. May be repeated. Raises Transient."""
         known = self._homes.get(bucket)
+        if known is not None and known.slices and known.home != cell:
+            return  # the first cell of a wide bucket has its row
         row = self.system(cell).metadata.bucket(bucket)
         if known is not None and row is not None and (known.owner, known.created_ms) == (row.owner, row.created_ms):
             return  # something else of the bucket was changed
@@ -248,25 +299,57 @@ class Cells:
 def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRow | None:
     """Make the directory say of a bucket what its row in this cell says, and return that; None if neither has the
     bucket. Two programs may do this at once, and the one that has read first may write last, so the cell is read again
-    after each write. Raises Transient."""
-    cell, written = cell_of(system), None
+    after each write. Of a wide bucket, the row in its first cell counts; that in another one only enters a bucket which
+    the directory does not know. Raises Transient."""
+    cell, written, recorded = cell_of(system), None, None
     for _ in range(_RECORD_TRIES):
-        row = system.metadata.bucket(bucket)
-        if row is not None:
-            found = DirectoryRow(bucket, cell, row.owner, row.created_ms)
-        else:
+        place = system.metadata.move_row(bucket)
+        if place is not None and place.state in _ELSEWHERE:
+            return _record_elsewhere(directory, place)
+        moves = 0 if place is None else place.moves
+        row, slices = system.metadata.bucket(bucket), _slices_in(system, bucket)
+        known = None
+        if row is None or slices[:1] not in ((), (cell,)):
             known = directory.metadata.directory_row(bucket)
-            if known is None:
+            if known is None and row is None:
                 return None
-            found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True)
+            if known is not None and cell in known.slices[1:]:
+                return known
+        if row is not None:
+            home = slices[0] if slices else cell
+            found = DirectoryRow(bucket, home, row.owner, row.created_ms, slices=slices, moves=moves)
+        else:
+            assert known is not None
+            kept = known.slices if known.home == cell else ()
+            found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True, slices=kept, moves=moves)
         if found == written:
-            return found
-        other = directory.metadata.record_in_directory(found)
-        if other is not None:
-            _log.error("a bucket is in two cells; its home is served", bucket=bucket, home=other.home, other=cell)
-            return other
+            return recorded
+        recorded = directory.metadata.record_in_directory(found)
+        if recorded.home != found.home:
+            if cell not in recorded.slices:
+                _log.error(
+                    "a bucket is in two cells; its home is served", bucket=bucket, home=recorded.home, other=cell
+                )
+            return recorded
         written = found
     raise Transient(f"bucket {bucket} was changed again and again; try again")
+
+
+def _slices_in(system: System, bucket: str) -> tuple[str, ...]:
+    """Return the slices of a wide bucket as a cell knows them; none for another bucket."""
+    mark = system.metadata.bucket_document(bucket, DocumentKind.WIDE)
+    return () if mark is None else decode_slices(mark)
+
+
+def _record_elsewhere(directory: System, place: MoveRow) -> DirectoryRow | None:
+    """Make the directory say of a bucket that was moved away where it is, unless the directory knows of that move or of
+    a later one. Otherwise its name could be given away while the other cell cannot be reached."""
+    known = directory.metadata.directory_row(place.bucket)
+    if place.state is MoveState.ARRIVING or (known is not None and known.moves >= place.number):
+        return known
+    owner, created_ms = (ROOT_ACCOUNT, 0) if known is None else (known.owner, known.created_ms)
+    found = DirectoryRow(place.bucket, place.other, owner, created_ms, moves=place.number)
+    return directory.metadata.record_in_directory(found)
 
 
 def known_cells(directory: System) -> dict[str, str]:
@@ -306,19 +389,36 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
     elsewhere: list[DirectoryRow] = []
     for row in buckets:
         found = record_bucket(directory, system, row.name)
-        if found is not None and found.home != cell:
+        if found is not None and cell not in found.cells:
             elsewhere.append(found)
+    after = ""
+    while places := system.metadata.move_rows(after, _PAGE_BUCKETS):
+        for place in places:
+            if place.state in _ELSEWHERE:
+                _record_elsewhere(directory, place)
+        after = places[-1].bucket
     after = ""
     while page := directory.metadata.directory_page(after, _PAGE_BUCKETS):
         for listed in page:
+            if listed.home != cell and listed.moves:
+                _leave(system, listed)
             if listed.home == cell and not listed.is_deleted and system.metadata.bucket(listed.bucket) is None:
                 record_bucket(directory, system, listed.bucket)
         after = page[-1].bucket
-    system.metadata.store_note(_DIRECTORY, directory.store_id, None)
+    system.metadata.store_note(DIRECTORY_NOTE, directory.store_id, None)
     system.metadata.store_note(CELL_NOTE, cell, None)
     require_same_store(directory, system)
     _note(directory, {cell: system.store_id})
     return elsewhere
+
+
+def _leave(system: System, listed: DirectoryRow) -> None:
+    """Make a cell know that a bucket was moved to another one. It has forgotten that if its database was lost, and
+    rebuilt from a dump that began before the move."""
+    known = system.metadata.move_row(listed.bucket)
+    if known is None or known.moves < listed.moves:
+        gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, 0, system.clock.now_ms())
+        system.metadata.set_move(gone, known)
 
 
 def require_same_store(directory: System, system: System) -> None:
@@ -330,8 +430,17 @@ def require_same_store(directory: System, system: System) -> None:
     for name, store_id in known.items():
         if store_id == system.store_id and name != cell:
             raise ConfigError(f"the cells {name} and {cell} are the same store; give each a database of its own")
-    if system.metadata.note(_DIRECTORY) not in (None, directory.store_id):
+    if system.metadata.note(DIRECTORY_NOTE) not in (None, directory.store_id):
         raise ConfigError(f"the directory of cell {cell} is in another cell; correct store.directory")
+
+
+def _require_not_rebuilt(system: System) -> None:
+    """Raise ConfigError if the database of a cell was rebuilt, and may not know which buckets were moved away."""
+    if system.metadata.note(DIRECTORY_NOTE) is None:
+        raise ConfigError(
+            f"the database of cell {cell_of(system)} does not know which buckets were moved to other cells; run"
+            " `nos-ec cells rebuild-directory`"
+        )
 
 
 def _another_store(cell: str) -> ConfigError:
@@ -371,10 +480,12 @@ def open_cells(settings: Settings, clock: Clock, opened: Callable[[System], None
     return cells
 
 
-def open_home(settings: Settings, bucket: str, *, creates: bool = False, preferred: str | None = None) -> System:
-    """Open the store, or of several cells the one that holds a bucket. `creates`: the bucket gets a home if it has
-    none, because an object will be put into it: `preferred`, else one by weight. Raises NotFound, ConfigError,
-    Transient."""
+def open_home(
+    settings: Settings, bucket: str, name: str | None = None, *, creates: bool = False, preferred: str | None = None
+) -> System:
+    """Open the store, or of several cells the one that holds an object of this name in a bucket, or all objects for
+    None. `creates`: the bucket gets a home if it has none, because an object will be put into it: `preferred`, else one
+    by weight. Raises NotFound, InvalidInput for all objects of a wide bucket, ConfigError, Transient."""
     if not settings.cells:
         return open_system(settings)
     assert settings.store.directory is not None
@@ -385,18 +496,41 @@ def open_home(settings: Settings, bucket: str, *, creates: bool = False, preferr
             raise ConfigError(lacks)
         if row is None and not creates:
             raise NotFound(f"there is no bucket {bucket}")
-        home = row.home if row is not None else preferred or _choose(settings, ids)
         if row is None:
-            home = first.metadata.claim_home(bucket, ROOT_ACCOUNT, home, first.clock.now_ms()).home
-    return _open_known(settings, home, ids)
+            home = preferred or _choose(settings, ids)
+            row = first.metadata.claim_home(bucket, ROOT_ACCOUNT, home, first.clock.now_ms())
+    if row.slices and name is None:
+        if creates:
+            raise InvalidInput(f"{bucket} is a wide bucket, and this command stores into one cell: put one by one")
+        cells = " and ".join(f"--cell {cell}" for cell in row.cells)
+        raise InvalidInput(f"{bucket} is a wide bucket, and this command is about one cell: run it with {cells}")
+    return _open_known(settings, row.home if name is None else row.cell_of(name), ids)
+
+
+def grouped_by_cell(settings: Settings, keys: Sequence[ObjectKey]) -> list[list[ObjectKey]]:
+    """Return keys in groups by cell and bucket. Raises ConfigError, Transient."""
+    if not settings.cells:
+        return [list(keys)]
+    assert settings.store.directory is not None
+    groups: dict[tuple[str, str | None], list[ObjectKey]] = {}
+    with open_system(settings.of_cell(settings.store.directory)) as first:
+        rows = {bucket: first.metadata.directory_row(bucket) for bucket in {key.bucket for key in keys}}
+    for key in keys:
+        row = rows[key.bucket]
+        groups.setdefault((key.bucket, None if row is None else row.cell_of(key.name)), []).append(key)
+    return list(groups.values())
 
 
 def _open_known(settings: Settings, cell: str, ids: Mapping[str, str]) -> System:
     """Open a cell. Raises ConfigError if it is another store than the one with this id."""
     system = open_system(settings.of_cell(cell))
-    if system.store_id != ids.get(cell):
+    try:
+        if system.store_id != ids.get(cell):
+            raise _another_store(cell)
+        _require_not_rebuilt(system)
+    except BaseException:
         system.__exit__()
-        raise _another_store(cell)
+        raise
     return system
 
 
@@ -420,6 +554,15 @@ def _choose(settings: Settings, ids: Mapping[str, str]) -> str:
 def _require_weight(settings: Settings) -> None:
     if not any(cell.weight for cell in settings.cells.values()):
         raise ConfigError("no cell takes new buckets; give one a weight above 0")
+
+
+def slices_by_weight(settings: Settings) -> tuple[str, ...]:
+    """Return the cell of each slice of a wide bucket. Cells get slices in proportion to their weights, and at least one
+    each unless their weight is 0. Raises ConfigError if every weight is 0."""
+    _require_weight(settings)
+    weights = {name: cell.weight for name, cell in settings.cells.items() if cell.weight}
+    unit = max(gcd(*weights.values()), sum(weights.values()) / (SLICES_MAX - len(weights) + 1))
+    return tuple(name for name, weight in weights.items() for _ in range(max(1, int(weight / unit))))
 
 
 def _has_room(system: System) -> bool:

@@ -8,10 +8,12 @@ from nos_ec.composition.adapters import Adapters
 from nos_ec.composition.landing import bypass_bytes, open_segments_of
 from nos_ec.core.packing.packer import size_max
 from nos_ec.engine.dump.access_records import AccessRecords
+from nos_ec.engine.dump.journal import JournalShipper
 from nos_ec.engine.dump.stored import StoredDumps
 from nos_ec.engine.landing.copy_lander import CopyLander
 from nos_ec.engine.landing.lander import Lander
 from nos_ec.engine.landing.log_bypass import LogBypass
+from nos_ec.engine.moving.version_copier import CellSide
 from nos_ec.engine.objects.large import LargeObjects
 from nos_ec.engine.objects.large_lease import LargeLease
 from nos_ec.engine.objects.object_locks import ObjectLocks
@@ -67,6 +69,11 @@ class ClientSide:
         adapters = self._adapters
         return AccessRecords(self.store(), adapters.metadata, adapters.clock, adapters.randomness)
 
+    def journal(self) -> JournalShipper:
+        """Return what writes the journal of deletes into the store, for a rebuild of the metadata."""
+        adapters = self._adapters
+        return JournalShipper(self.store(), adapters.metadata, adapters.clock)
+
     def trash(self) -> TrashCan:
         """Return the trash, from which deleted objects can be restored."""
         return TrashCan(self._adapters.metadata, self._adapters.clock)
@@ -74,6 +81,21 @@ class ClientSide:
     def dumps(self) -> StoredDumps:
         """Return the dumps of the metadata in the store itself."""
         return StoredDumps(self.store(), self._large())
+
+    def moving(self) -> CellSide:
+        """Return what a mover of buckets needs of this cell."""
+        adapters, store = self._adapters, self.store()
+        return CellSide(
+            adapters.settings.cell or "",
+            adapters.metadata,
+            store,
+            self.puts.batches.lander,
+            self._large(),
+            store.tails,
+            adapters.clock,
+            adapters.settings.put.min_age_ms,
+            adapters.contended_lease,
+        )
 
     def _large(self) -> LargeObjects:
         adapters = self._adapters

@@ -330,6 +330,12 @@ class Connections:
             with settings_named(*OF_LOG, "consumer.group"):
                 return rights_of(kafka_topic(settings), group)
 
+        def notified() -> str:
+            from nos_ec.adapters.kafka.connection_check import try_notification_topics
+
+            with settings_named(*OF_LOG):
+                return try_notification_topics(kafka_topic(settings), settings.s3.topics)
+
         def lag() -> str:
             from nos_ec.adapters.kafka.message_log import KafkaMessageLog
 
@@ -342,3 +348,5 @@ class Connections:
         yield Check("Kafka topics", limit_ms, topics)
         yield Check("Kafka rights", limit_ms, rights, ("Kafka topics",))
         yield Check("Kafka group", 2 * limit_ms, lag, ("Kafka topics",))
+        if settings.s3.topics:
+            yield Check("Kafka topics of notifications", limit_ms, notified, ("Kafka topics",))

@@ -30,6 +30,7 @@ from nos_ec.monitoring.declarations.metrics import AUDIT_FAILURES
 from nos_ec.monitoring.exposition import Sample
 from nos_ec.monitoring.gc_samples import (
     interval_samples,
+    move_samples,
     nothing_counted,
     pass_samples,
     rebuild_counts,
@@ -96,6 +97,8 @@ class OperatorSide:
         monitor.metrics.add("gc", self.counts.samples)
         if gc.workers > 1:
             monitor.metrics.add("gc workers", lambda: worker_samples(adapters.metadata, gc.workers, adapters.clock))
+        if settings.cell is not None:
+            monitor.metrics.add("moves", lambda: move_samples(adapters.metadata))
         monitor.metrics.add("passes", lambda: pass_samples(adapters.metadata, DAY_MS))
 
     def lag(self) -> int:

@@ -1,4 +1,5 @@
-"""Checks that metadata, data and devices of the landing log belong to the same store. Changes nothing."""
+"""Checks that metadata, data and devices of the landing log belong to the same store, and the metadata of two cells
+too. Changes nothing."""
 
 from __future__ import annotations
 
@@ -6,22 +7,47 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nos_ec.adapters.local.store_mark import find_owner
+from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.tables.migrate import find_store
 from nos_ec.composition.backends import OF_CONNECTION, for_each_pool, open_objects, rados_options, settings_named
 from nos_ec.composition.landing import check_devices
 from nos_ec.core.errors import ConfigError
 from nos_ec.core.ids import BlockId
+from nos_ec.ports.metadata import Metadata, Notes
 from nos_ec.settings import Settings
 
 if TYPE_CHECKING:
     from nos_ec.adapters.rados.client.pool import Pool
 
+CELL_NOTE = "cell"
+"""Name of the note, in the database of each cell, with the name of the cell."""
+DIRECTORY_NOTE = "directory"
+"""Name of the note, in the database of each cell, with the id of the store that has its directory."""
 NEW_METADATA = (
     "the metadata is new and empty: restore the metadata from a backup, write its rows again with `nos-ec metadata"
     " rebuild` (docs/RUNBOOKS.md), or set the right store.metadata_url; to start from scratch, set another store.root"
     " (with Ceph: another ceph.namespace) or remove the old data"
 )
 """Advice for the case that data exists, but its metadata does not."""
+
+
+def open_other_cell(settings: Settings, own: Notes) -> Metadata:
+    """Open the metadata of another cell for a process of the cell that has `own`, which reads there and changes
+    nothing. A read-only server, whose data may be old, is refused. Raises ConfigError unless it is the cell of that
+    name of the same store, also if its database was rebuilt and the directory has not been told, and Transient."""
+    with settings_named(settings.store.url_setting):
+        opened = open_metadata(settings.store.url())
+    try:
+        directory = own.note(DIRECTORY_NOTE)
+        if opened.note(CELL_NOTE) != settings.cell or directory is None or opened.note(DIRECTORY_NOTE) != directory:
+            raise ConfigError(
+                f"the database at {settings.store.url_setting} of cell {settings.cell} is not that of this cell of the"
+                " store; correct it, or run `nos-ec cells rebuild-directory` if it was rebuilt"
+            )
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def refuse_other_stores(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from nos_ec.composition.adapters import new_block_id
 from nos_ec.composition.backends import find_mark, open_objects, require_marks, settings_named
 from nos_ec.core.errors import ConfigError
 from nos_ec.engine.dump.rebuild_input import RebuildInput
+from nos_ec.ports.metadata import Metadata
 from nos_ec.settings import Settings
 
 
@@ -20,7 +21,6 @@ def open_lost(settings: Settings) -> Iterator[tuple[RebuildInput, str]]:
     """Open the block store and the landing store together with an empty database, and create its tables. Yields the
     input of a rebuild and the id of the store. Raises ConfigError if the database has the metadata of a store,
     Transient."""
-    clock = SystemClock()
     with ExitStack() as stack:
         store_id = find_mark(settings)
         require_marks(settings, store_id)
@@ -39,5 +39,18 @@ def open_lost(settings: Settings) -> Iterator[tuple[RebuildInput, str]]:
             migrate(settings.store.url())
             metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
         metadata.claim_store_id(store_id)
-        objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
-        yield RebuildInput(metadata, objects.blocks, objects.landing, objects.medium, clock), store_id
+        yield _opened(settings, metadata, store_id, stack), store_id
+
+
+@contextmanager
+def open_rebuilding(settings: Settings) -> Iterator[RebuildInput]:
+    """Open in another process, which only reads, what `open_lost` has opened. Raises ConfigError, Transient."""
+    with ExitStack() as stack:
+        metadata = stack.enter_context(closing(open_metadata(settings.store.url())))
+        yield _opened(settings, metadata, find_mark(settings), stack)
+
+
+def _opened(settings: Settings, metadata: Metadata, store_id: str, stack: ExitStack) -> RebuildInput:
+    clock = SystemClock()
+    objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
+    return RebuildInput(metadata, objects.blocks, objects.landing, objects.medium, clock)

@@ -26,7 +26,7 @@ from nos_ec.composition.backends import (
 from nos_ec.composition.client_side import ClientSide
 from nos_ec.composition.landing import initialise_devices, layered
 from nos_ec.composition.log_on_demand import LagProbe, LogOnDemand
-from nos_ec.composition.ownership import refuse_data_without_metadata, refuse_other_stores
+from nos_ec.composition.ownership import CELL_NOTE, refuse_data_without_metadata, refuse_other_stores
 from nos_ec.composition.processes import run_name
 from nos_ec.core.errors import ConfigError
 from nos_ec.engine.expiry.survival import Deaths
@@ -69,7 +69,7 @@ def initialise(settings: Settings, new_shards: Collection[int] = (), new_devices
 
 
 def require_one_cell(settings: Settings) -> None:
-    """Raise ConfigError for a store that is divided into cells, of which these settings name none."""
+    """Raise ConfigError if the store is divided into cells and these settings do not name one."""
     if settings.cells:
         raise ConfigError(f"the store is divided into cells; choose one with --cell: {', '.join(settings.cells)}")
 
@@ -134,10 +134,6 @@ class System(Adapters):
         self.stack.close()
 
 
-CELL_NOTE = "cell"
-"""Name of the note, in the database of each cell, with the name of the cell."""
-
-
 def open_system(settings: Settings) -> System:
     """Open an initialised store. Raises ConfigError if it is missing or does not match, Transient if one of its servers
     cannot be reached."""
@@ -154,11 +150,16 @@ def open_system(settings: Settings) -> System:
             if store_id is None:
                 raise ConfigError("the metadata of the store has no id yet; run `nos-ec init`")
             _require_cell(settings, metadata)
+        if settings.cell is not None:
+            metadata.obey_moves(lambda _: None)
         watch_deaths(settings, metadata, clock, stack)
         if settings.s3.topics:
-            metadata.send_events(OutboxOptions(settings.s3.notification_events_max, settings.s3.region))
+            topics = frozenset(settings.s3.topics)
+            metadata.send_events(OutboxOptions(settings.s3.notification_events_max, settings.s3.region, topics))
         if settings.store.count_usage:
             metadata.count_usage()
+        if settings.store.journal_rows_max:
+            metadata.keep_journal(settings.store.journal_rows_max)
         objects = open_objects(settings, stack, lambda: new_block_id(clock), store_id)
         landing = layered(settings, objects.landing, objects.medium, metadata)
         log = LogOnDemand(settings, clock)

@@ -9,8 +9,11 @@ from time import perf_counter
 from nos_ec.composition.adapters import Adapters
 from nos_ec.composition.developer_values import HOUSEKEEPING_MS
 from nos_ec.composition.landing import open_segments_of
+from nos_ec.composition.ownership import open_other_cell
+from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.states import BlockKind
+from nos_ec.engine.expiry.lifecycle_rules import OtherCells
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.expiry.survival import Survey
 from nos_ec.engine.figures.header_survey import HeaderSurvey
@@ -26,12 +29,17 @@ from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.space_reserve import PACKING_RESERVES
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_ec.engine.upkeep.lock_clock import LockClock
+from nos_ec.engine.upkeep.move_recovery import MoveRecovery
 from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS, Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
+from nos_ec.ports.clock import waits
 from nos_ec.ports.message_log import GroupProgress, MessageConsumer, MessagePublisher, NotificationPublisher
-from nos_ec.ports.metadata import Lease
+from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.segment_medium import SegmentMedium
+
+OTHER_CELL_WAIT_MS = 60_000
+"""How long a cell that could not be opened counts as away."""
 
 
 class WorkerSide:
@@ -79,17 +87,19 @@ class WorkerSide:
         survey = Survey(metadata, clock, rng) if settings.gc.streams > 1 else None
         headers = HeaderSurvey(metadata, blocks, clock, rng)
         lock_clock = LockClock(metadata, clock, perf_counter)
+        moves = None if settings.cell is None else MoveRecovery(metadata, clock)
+        others = survey, headers, lock_clock, moves
         fenced = adapters.events().record_lost
         if medium is None:
             recovery = Recovery(metadata, blocks, clock, adapters.held, trail=trail, on_fenced=fenced)
-            return Housekeeping(recovery, reaper, clock, wait_ms, survey=survey, headers=headers, lock_clock=lock_clock)
+            return Housekeeping(recovery, reaper, clock, wait_ms, None, None, *others)
         # On Ceph, listing the pool would cost more than the batch that is rarely left over.
         unknown = UnknownSegments(metadata, medium, clock, trail) if settings.store.backend == "local" else None
         logs = LogRecovery(metadata, medium, clock, unknown, trail)
         recovery = Recovery(metadata, blocks, clock, adapters.held, logs, trail, fenced)
         trimmer = Trimmer(metadata, medium, clock, trail)
         forward = self._copy_forward(medium) if settings.landing.mode == "log" else None
-        return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, survey, headers, lock_clock)
+        return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, *others)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
@@ -102,8 +112,13 @@ class WorkerSide:
     def lifecycle_walk(self) -> LifecycleWalk:
         """Return the walk that applies the lifecycle rules of buckets. Expired objects go into the trash if the store
         has one."""
-        adapters = self._adapters
-        return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, adapters.settings.trash.keep_ms)
+        adapters, cell = self._adapters, self._adapters.settings.cell
+        others = None
+        if cell is not None:
+            opened = _OtherDocuments(adapters)
+            adapters.stack.callback(opened.close)
+            others = OtherCells(cell, opened.documents_in)
+        return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, adapters.settings.trash.keep_ms, others)
 
     def publisher(self) -> MessagePublisher:
         """Return a publisher to the message log."""
@@ -120,3 +135,36 @@ class WorkerSide:
     def group_progress(self, name: str) -> GroupProgress:
         """Return a reader of the progress of the configured group. `name` is for operators."""
         return self._adapters.messages.get().progress(f"{name}-progress")
+
+
+class _OtherDocuments:
+    """The documents of buckets in the other cells of the store. Opens the metadata of a cell when it is first needed.
+    Belongs to one thread."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+        self._opened: dict[str, Metadata] = {}
+        self._failed: dict[str, tuple[str, int]] = {}
+        """Why a cell could not be opened, and when that is tried again."""
+
+    def documents_in(self, cell: str) -> Metadata:
+        """Return the metadata of a cell, to read documents. Raises Transient, for OTHER_CELL_WAIT_MS after a failure,
+        because each attempt may take seconds."""
+        adapters = self._adapters
+        if (opened := self._opened.get(cell)) is not None:
+            return opened
+        now_ms = adapters.clock.now_ms()
+        if (failed := self._failed.get(cell)) is not None and waits(failed[1], now_ms, OTHER_CELL_WAIT_MS):
+            raise Transient(failed[0])
+        try:
+            opened = open_other_cell(adapters.settings.whole.of_cell(cell), adapters.metadata)
+        except NosError as error:
+            why = f"the documents in cell {cell} cannot be read: {error}"
+            self._failed[cell] = why, now_ms + OTHER_CELL_WAIT_MS
+            raise Transient(why) from error
+        return self._opened.setdefault(cell, opened)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for opened in self._opened.values():
+            opened.close()

@@ -379,6 +379,20 @@ RULES = (
         _dump_late,
     ),
     Rule(
+        "NosEcJournalNotWritten",
+        WARNING,
+        "Deletes of the last 15 minutes are only in the database.",
+        "Start GC as a daemon, or run `nos-ec metadata ship-journal` from cron; the log of GC says why it fails.",
+        _exceeds(m.STORE_JOURNAL_SECONDS, 900),
+    ),
+    Rule(
+        "NosEcMoveStandsStill",
+        WARNING,
+        "A bucket is being moved, but nothing moves it.",
+        "`nos-ec cells moves` names it; move it again, or give the move up.",
+        _exceeds(m.STORE_STALLED_MOVES, 0),
+    ),
+    Rule(
         "NosEcWritersDie",
         WARNING,
         "Writers die.",
@@ -402,6 +416,12 @@ RULES = (
         WARNING,
         "Processes of the S3 gateway die.",
         "The log of the gateway has the exit code of each.",
+    ),
+    Rule(
+        "NosEcQuotaNearlyUsed",
+        WARNING,
+        "A bucket or an account has used more than 90 % of its quota.",
+        "Raise the quota with `nos-ec s3 quota set`, or ask the owner to delete something.",
     ),
     Rule("NosEcDaemonDown", WARNING, "A daemon does not answer.", "Start it, or look at its log."),
     Rule("NosEcMonitoringBlind", WARNING, "Figures are missing.", "The logs of the daemons have the reasons."),

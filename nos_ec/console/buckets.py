@@ -42,7 +42,7 @@ SAMPLE_MS = 600_000
 PAGE_ROWS = 200
 LARGEST_SHOWN = 20
 COUNTED_MAX = 1_000
-"""A bucket with at most so many current objects is counted."""
+"""A bucket with at most this many current objects is counted."""
 BUDGET_MS = 1_000
 ROUGH_RANGES = 20
 """A bucket that was found in fewer ranges than this has a rough error, too."""

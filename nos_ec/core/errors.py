@@ -13,6 +13,7 @@ Transient           may work later; retrying is safe unless the method's docstri
 QuotaExceeded       the bucket or account has a quota that the PUT would exceed; nothing was changed; do not retry
 NoSpace             a Transient error: out of space until the operator or GC frees some
 Blocklisted         a Transient error: the storage cluster refuses this process; start a new one
+Moved               a Transient error: the bucket was or is being moved to another cell; look up its cell, then retry
 TooLarge            a Transient error: the message log accepts no message of this size until its limit is raised
 
 Messages are for people. Programs use the class of an error and its attributes.
@@ -131,6 +132,14 @@ FREE_SPACE = "delete objects (if there is a trash, `nos-ec trash empty` deletes 
 
 class NoSpace(Transient):
     """The store is out of space, or the write would use the reserve that is kept for GC."""
+
+
+class Moved(Transient):
+    """These buckets were moved to other cells, or are being moved. Nothing was changed."""
+
+    def __init__(self, message: str, buckets: Collection[str]) -> None:
+        super().__init__(message)
+        self.buckets = frozenset(buckets)
 
 
 class Blocklisted(Transient):

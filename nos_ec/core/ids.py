@@ -21,6 +21,8 @@ RESERVED_BUCKET = ".nos_ec"
 """The bucket for the store's own data, such as dumps of its metadata. Clients may read it and delete from it."""
 ACCESS_BUCKET = ".nos_ec.access"
 """Hidden: has a record of each bucket and access key that was changed (nos_ec.engine.dump.access_records)."""
+JOURNAL_BUCKET = ".nos_ec.journal"
+"""Hidden: has the journal, the deletes of users since the last dumps (nos_ec.engine.dump.journal)."""
 LOCKS_BUCKET = ".nos_ec.locks."
 """Prefix of the names of the hidden buckets with notes about locks (nos_ec.core.locking.lock_note). A hexadecimal digit
 follows: 16 buckets, so that producers and consumers share the notes."""

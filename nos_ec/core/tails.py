@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, BlockId, ObjectKey
+from nos_ec.core.ids import ACCESS_BUCKET, JOURNAL_BUCKET, LOCKS_BUCKET, BlockId, ObjectKey
 from nos_ec.core.parts import PARTS_BUCKET
 
 TAILS_BUCKET = ".nos_ec.tails."
@@ -19,7 +19,7 @@ TAILS_BUCKET = ".nos_ec.tails."
 producers and consumers share the tails."""
 PADDING_SHARE = 16
 """No tail is cut if the padding would be at most one part in this many of a stripe: a tail costs a row, and headers."""
-HIDDEN_BUCKETS = (PARTS_BUCKET, TAILS_BUCKET, ACCESS_BUCKET, LOCKS_BUCKET)
+HIDDEN_BUCKETS = (PARTS_BUCKET, TAILS_BUCKET, ACCESS_BUCKET, JOURNAL_BUCKET, LOCKS_BUCKET)
 """Prefixes of the names of buckets that listings of buckets leave out."""
 
 _BLOCK = re.compile("[0-9a-f]{32}")

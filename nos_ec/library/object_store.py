@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from heapq import merge
 from io import BytesIO
 from time import perf_counter
@@ -20,6 +20,7 @@ from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.figures.requests import Request, Requests
 from nos_ec.engine.objects.store import Store
+from nos_ec.engine.wide.listings import Lists, MergedLists
 from nos_ec.library.object_info import ObjectInfo, info_of, key_of
 from nos_ec.library.object_reader import ObjectReader
 from nos_ec.library.put_source import Buffer, PutSource, Readable
@@ -97,34 +98,49 @@ class ObjectStore:
             store = self._stores.setdefault(name, self._cells.system(name).client.store())
         return store
 
-    def _of(self, bucket: str) -> Store:
-        """Return the store that holds a bucket. A bucket that is nowhere is looked for where any could be, and not
+    def _of(self, key: ObjectKey) -> Store:
+        """Return the store that holds an object. A bucket that is nowhere is looked for where any could be, and not
         found. Raises Transient."""
         if self._single is not None:
             return self._single
-        return self._of_cell(self._cells.home(bucket) or self._cells.directory_cell)
+        place = self._cells.place(key.bucket)
+        return self._of_cell(self._cells.directory_cell if place is None else place.cell_of(key.name))
 
-    def _for_put(self, bucket: str) -> Store:
-        """Return the store that holds a bucket, after choosing one if the bucket is new. Raises Transient,
-        ConfigError."""
+    def _lists(self, bucket: str) -> Lists:
+        """Return what lists the objects of a bucket. Raises Transient."""
         if self._single is not None:
             return self._single
-        return self._of_cell(self._cells.home_for_put(bucket))
+        place = self._cells.place(bucket)
+        if place is None or not place.slices:
+            return self._of_cell(self._cells.directory_cell if place is None else place.home)
+        return MergedLists(
+            lambda: [(nullcontext(), self._of_cell(cell)) for cell in place.cells],
+            lambda name: self._of_cell(place.cell_of(name)),
+        )
+
+    def _for_put(self, key: ObjectKey) -> Store:
+        """Return the store for an object, after choosing one if its bucket is new. Raises Transient, ConfigError."""
+        if self._single is not None:
+            return self._single
+        return self._of_cell(self._cells.place_for_put(key.bucket).cell_of(key.name))
 
     def _for_put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> Store:
-        """Return the store that holds the buckets of these objects. Buckets that are new get the cell of the others.
-        Nothing is claimed for objects that cannot be stored. Raises InvalidInput, Transient, ConfigError."""
+        """Return the store for all of these objects. Buckets that are new get the cell of the others. Nothing is
+        claimed for objects that cannot be stored. Raises InvalidInput, Transient, ConfigError."""
         if self._single is not None:
             return self._single
-        homes = {bucket: self._cells.home(bucket) for bucket in dict.fromkeys(key.bucket for key, _ in objects)}
-        known = {home for home in homes.values() if home is not None}
+        places = {bucket: self._cells.place(bucket) for bucket in dict.fromkeys(key.bucket for key, _ in objects)}
+        known = {place.cell_of(key.name) for key, _ in objects if (place := places[key.bucket]) is not None}
         if len(known) > 1:
+            if any(place is not None and place.slices for place in places.values()):
+                raise InvalidInput("these objects are in several cells, which store nothing together; put them apart")
             raise InvalidInput("these buckets are in several cells, which store nothing together; put them apart")
         cell = next(iter(known), None) or self._cells.choose()
         store = self._of_cell(cell)
         store.require_small(objects)
-        claimed = {self._cells.claim(bucket, ROOT_ACCOUNT, cell) for bucket, home in homes.items() if home is None}
-        if claimed - {cell}:
+        new = [bucket for bucket, place in places.items() if place is None]
+        claimed = [self._cells.claim(bucket, ROOT_ACCOUNT, cell) for bucket in new]
+        if any(row.slices or row.home != cell for row in claimed):
             raise Transient("another program has put one of these buckets into another cell meanwhile; try again")
         return store
 
@@ -161,7 +177,7 @@ class ObjectStore:
             if isinstance(data, Buffer):
                 data = _of_size(data, size)
             # A bucket that is new has no object that could match, so it gets no cell.
-            store = self._of(whole_key.bucket) if if_match is not None else self._for_put(whole_key.bucket)
+            store = self._of(whole_key) if if_match is not None else self._for_put(whole_key)
             if isinstance(data, bytes):
                 row = store.put(whole_key, BytesIO(data), encoded, condition)
             else:
@@ -173,7 +189,8 @@ class ObjectStore:
 
     def put_many(self, objects: Sequence[tuple[ObjectKey | str, bytes]]) -> Sequence[ObjectInfo]:
         """Store several small objects without attributes, either all or none. This is much faster than one by one.
-        In a store of several cells, all buckets must be in one of them; those that are new get the cell of the others.
+        In a store of several cells, all objects must be in one of them; buckets that are new get the cell of the
+        others.
         Raises InvalidInput when one has more than `small_bytes_max` bytes, NoSpace, Transient."""
         with Request(self._requests, self._requests.puts):
             given = [(key_of(key), data) for key, data in objects]
@@ -187,7 +204,7 @@ class ObjectStore:
         version. Of two concurrent calls, the later one wins. Raises NotFound, InvalidInput, Transient."""
         with Request(self._requests, self._requests.changes):
             found = key_of(key)
-            return info_of(self._of(found.bucket).set_attributes(found, encode_attributes(attributes)))
+            return info_of(self._of(found).set_attributes(found, encode_attributes(attributes)))
 
     def delete(self, key: ObjectKey | str, *, if_match: bytes | ObjectInfo | None = None) -> ObjectInfo:
         """Delete an object, durably; it moves to the trash if `trash.keep_days` is set. Returns the deleted version.
@@ -195,7 +212,7 @@ class ObjectStore:
         MD5), InvalidInput, Transient."""
         with Request(self._requests, self._requests.deletes):
             found = key_of(key)
-            return info_of(self._of(found.bucket).delete(found, condition=_condition(False, if_match)))
+            return info_of(self._of(found).delete(found, condition=_condition(False, if_match)))
 
     def delete_many(self, keys: Iterable[ObjectKey | str]) -> Sequence[ObjectInfo]:
         """Delete several objects as `delete` does, skipping keys without an object. Returns the deleted versions in the
@@ -204,7 +221,7 @@ class ObjectStore:
             found = [key_of(key) for key in keys]
             groups: dict[int, tuple[Store, list[ObjectKey]]] = {}
             for key in found:
-                store = self._of(key.bucket)
+                store = self._of(key)
                 groups.setdefault(id(store), (store, []))[1].append(key)
             rows = {row.key: row for store, of_store in groups.values() for row in store.delete_many(of_store)}
             return [info_of(rows[key]) for key in dict.fromkeys(found) if key in rows]
@@ -214,7 +231,7 @@ class ObjectStore:
         """Return the current version. Raises NotFound, InvalidInput, Transient."""
         with Request(self._requests, self._requests.heads):
             found = key_of(key)
-            return info_of(self._of(found.bucket).head(found))
+            return info_of(self._of(found).head(found))
 
     def get(self, key: ObjectKey | str | ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
         """Return the bytes of an object that fits into memory, or a range of them, which may end after the object.
@@ -224,10 +241,10 @@ class ObjectStore:
         """
         with Request(self._requests, self._requests.gets) as request:
             if isinstance(key, ObjectInfo):
-                data = b"".join(self._of(key.row.key.bucket).open_version(key.row, start, length))
+                data = b"".join(self._of(key.row.key).open_version(key.row, start, length))
             else:
                 found = key_of(key)
-                data = self._of(found.bucket).get(found, start, length)
+                data = self._of(found).get(found, start, length)
             request.size = len(data)
             return data
 
@@ -238,7 +255,7 @@ class ObjectStore:
         Corrupt, Transient.
         """
         with Request(self._requests, self._requests.gets) as request:
-            store = self._of((key.row.key if isinstance(key, ObjectInfo) else key_of(key)).bucket)
+            store = self._of(key.row.key if isinstance(key, ObjectInfo) else key_of(key))
             row = key.row if isinstance(key, ObjectInfo) else store.resolve(key_of(key))
             whole = None
             if not row.in_windows:
@@ -262,7 +279,7 @@ class ObjectStore:
         """
         while True:
             with Request(self._requests, self._requests.lists):
-                page = self._of(bucket).list_objects(bucket, prefix, after, PAGE_OBJECTS)
+                page = self._lists(bucket).list_objects(bucket, prefix, after, PAGE_OBJECTS)
             yield from map(info_of, page)
             if len(page) < PAGE_OBJECTS:
                 return
@@ -279,7 +296,7 @@ class ObjectStore:
         """
         while True:
             with Request(self._requests, self._requests.lists):
-                page = self._of(bucket).list_entries(bucket, prefix, delimiter, after, PAGE_OBJECTS, PAGE_MS_MAX)
+                page = self._lists(bucket).list_entries(bucket, prefix, delimiter, after, PAGE_OBJECTS, PAGE_MS_MAX)
             for entry in page.entries:
                 yield entry if isinstance(entry, str) else info_of(entry)
             if page.next_after is None:

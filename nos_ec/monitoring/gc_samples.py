@@ -12,6 +12,7 @@ from nos_ec.engine.expiry.lifecycle_walk import read_walk
 from nos_ec.engine.gc.run.progress import GcCounters
 from nos_ec.engine.gc.workers import WorkersMetadata, read_workers
 from nos_ec.engine.scrub.scrubber import ScrubCounters
+from nos_ec.engine.upkeep.move_recovery import stalled_moves
 from nos_ec.engine.upkeep.shard_rebuild import RebuildCounters, read_shortage
 from nos_ec.monitoring.declarations import lifecycle_metrics as of_lifecycle
 from nos_ec.monitoring.declarations import metrics as m
@@ -58,7 +59,7 @@ def gc_counts(counters: GcCounters) -> Iterator[Sample]:
 
 
 def worker_samples(metadata: WorkersMetadata, workers: int, clock: Clock) -> Iterator[Sample]:
-    """Yields the state of each of so many GC workers, in whichever process they run. Raises Transient."""
+    """Yields the state of each GC worker, in whichever process it runs. Raises Transient."""
     for one in read_workers(metadata, workers, clock.now_ms())[:workers]:
         yield Sample(m.GC_WORKER_RUNNING, int(one.running), (str(one.worker),))
         if one.run is not None:
@@ -110,6 +111,11 @@ def pass_samples(metadata: Metadata, lifecycle_day_ms: int) -> Iterator[Sample]:
         for shards in range(1, max(shortage.short, default=1) + 1):
             yield Sample(of_shards.BLOCKS_SHORT, shortage.short.get(shards, 0), (str(shards),))
         yield Sample(of_shards.REBUILD_FAILED_BLOCKS, shortage.failed)
+
+
+def move_samples(metadata: Metadata) -> Iterator[Sample]:
+    """Yields how many moves of buckets wait for somebody to continue. Raises Transient."""
+    yield Sample(m.STORE_STALLED_MOVES, len(stalled_moves(metadata)))
 
 
 def interval_samples(gc_wait_ms: int, scrub_pass_ms: int) -> Iterator[Sample]:

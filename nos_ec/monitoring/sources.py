@@ -123,8 +123,10 @@ def waiting_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
 
 
 def dump_samples(metadata: Metadata, now_ms: int) -> Iterator[Sample]:
-    """Yields the time at which the newest dump of the metadata in the store began. Raises Transient."""
+    """Yields the time at which the newest dump of the metadata in the store began, and the age of the oldest row of the
+    journal of deletes that is not written into the store. Raises Transient."""
     yield Sample(m.STORE_LAST_DUMP, (newest_dump_ms(metadata, now_ms) or 0) / 1000)
+    yield Sample(m.STORE_JOURNAL_SECONDS, _seconds_since(metadata.oldest_journal_ms(), now_ms))
 
 
 def _seconds_since(then_ms: int | None, now_ms: int) -> float:

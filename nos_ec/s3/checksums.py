@@ -1,10 +1,10 @@
-"""Checksums of bodies, computed while the body arrives and compared at its end with the ones in the request.
+"""Checksums of bodies, computed while a body arrives and compared at its end with the checksums in the request.
 
 Sources: "Checking object integrity" of the S3 user guide, and PutObject, CreateMultipartUpload and
 CompleteMultipartUpload of the S3 API reference; RFC 1864 for Content-MD5. A checksum of an unknown algorithm is
 refused, because ignoring it would acknowledge bytes that were not checked.
 
-The CRCs come from one library (docs/adr/0029). XXHASH3 is the variant of XXH3 with 64 bits; checksums of XXHash are
+The CRCs come from one library (docs/adr/0029). XXHASH3 is the 64-bit variant of XXH3; checksums of XXHash are
 big-endian, in the canonical form of the library.
 """
 
@@ -17,7 +17,7 @@ from binascii import Error as BadBase64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import xxhash
 from anycrc import Model
@@ -83,11 +83,11 @@ _XXHASHES: dict[Algorithm, Callable[[], Digest]] = {
     Algorithm.XXHASH128: xxhash.xxh3_128,
 }
 _BY_HEADER = {algorithm.header: algorithm for algorithm in Algorithm}
-_NOT_OF_A_BODY = {"x-amz-checksum-type", "x-amz-checksum-algorithm", "x-amz-checksum-mode"}
+_OTHER_HEADERS = {"x-amz-checksum-type", "x-amz-checksum-algorithm", "x-amz-checksum-mode"}
 
 
 class Digest(Protocol):
-    """A running checksum, as of hashlib."""
+    """A checksum that is being computed, with the interface of hashlib's objects."""
 
     def update(self, data: Piece, /) -> None:
         """Add the next bytes."""
@@ -109,8 +109,13 @@ class _Crc:
         return self._value.to_bytes(self._size, "big")
 
 
-def running(algorithm: Algorithm) -> Digest:
-    """Return a digest without any bytes yet."""
+def crc64nvme(data: bytes) -> str:
+    """Return the CRC64NVME of bytes in base64."""
+    return in_base64(_MODELS[Algorithm.CRC64NVME].calc(data).to_bytes(8, "big"))
+
+
+def new_digest(algorithm: Algorithm) -> Digest:
+    """Return a digest of no bytes, to which bytes are added by `update`."""
     if algorithm in _MODELS:
         return _Crc(algorithm)
     if algorithm in _XXHASHES:
@@ -120,9 +125,9 @@ def running(algorithm: Algorithm) -> Digest:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The checksums that a request gives for its body. `algorithm` is the one to compute and keep. `value` is its
-    checksum, None if it follows in a trailer, or is only to be computed (`is_given` is False). `sha256` is hexadecimal
-    and comes from the signature, `md5` from Content-MD5."""
+    """The checksums that a request gives for its body. `algorithm` is the algorithm to compute and keep, `value` the
+    checksum that the request gives for it: None if that follows in a trailer, or if the request gives none (`is_given`
+    is False). `sha256` is hexadecimal and comes from the signature, `md5` from Content-MD5."""
 
     algorithm: Algorithm | None = None
     value: bytes | None = None
@@ -133,7 +138,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The checksum of a whole body. algorithm and checksum: both None if none was to be computed."""
+    """The checksum of a whole body. `algorithm` and `checksum` are both None if no checksum had to be computed."""
 
     algorithm: Algorithm | None
     checksum: bytes | None
@@ -152,7 +157,7 @@ def expected_of(
     headers belongs to an object, as in CompleteMultipartUpload, and not to the body.
 
     Raises S3Error: InvalidDigest (a bad Content-MD5), InvalidRequest (a second checksum, an unknown trailer or
-    algorithm, an invalid value), BadDigest (another algorithm than `x-amz-sdk-checksum-algorithm`)."""
+    algorithm, an invalid value), BadDigest (`x-amz-sdk-checksum-algorithm` names another algorithm)."""
     content_md5 = request.header("content-md5")
     md5 = None
     if content_md5 is not None:
@@ -183,14 +188,16 @@ def expected_of(
 
 
 def checksum_of(request: Request) -> tuple[Algorithm, bytes] | None:
-    """Return the checksum of the body from the headers. Raises S3Error like `expected_of`."""
+    """Return the algorithm and the checksum of the body from the headers, or None if they have none. Raises S3Error as
+    `expected_of` does."""
     found = _sent(request)
     return None if found is None else (found[0], _require(*found, found[0].header + " header"))
 
 
 def object_checksum_of(request: Request) -> tuple[Algorithm, str] | None:
-    """Return the checksum of the object from the headers of CompleteMultipartUpload: as sent, with or without `-N`
-    after a composite one. Raises S3Error like `expected_of`."""
+    """Return the algorithm and the checksum of the object from the headers of CompleteMultipartUpload, or None if they
+    have none. The checksum is the text as sent; a composite checksum may end with `-N`. Raises S3Error like
+    `expected_of`."""
     found = _sent(request)
     if found is not None:
         checksum, dash, parts = found[1].partition("-")
@@ -200,11 +207,12 @@ def object_checksum_of(request: Request) -> tuple[Algorithm, str] | None:
 
 
 def _sent(request: Request) -> tuple[Algorithm, str] | None:
-    """Return the algorithm and the value of the header with a checksum."""
+    """Return the algorithm and the text of the header that has a checksum, or None. Raises InvalidRequest if several
+    headers have one, or for an unknown algorithm."""
     found = None
     for raw_name in request.header_values:
         name = raw_name.decode("latin-1")
-        if not name.startswith("x-amz-checksum-") or name in _NOT_OF_A_BODY:
+        if not name.startswith("x-amz-checksum-") or name in _OTHER_HEADERS:
             continue
         algorithm = _BY_HEADER.get(name) or _refuse(name, "The header")
         if found:
@@ -222,19 +230,18 @@ def _require(algorithm: Algorithm, text: str, where: str) -> bytes:
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """Return the algorithm with this S3 name, in upper or lower case. Raises InvalidRequest."""
+    """Return the algorithm with this S3 name, in upper or lower case. Raises InvalidRequest for an unknown name."""
     try:
         return Algorithm(name.upper())
     except ValueError:
         _refuse("x-amz-checksum-" + name.lower(), "The checksum algorithm of")
-        raise AssertionError from None
 
 
 def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
     """Return the checksum type of a multipart upload. name: the value of `x-amz-checksum-type`. Without it, a CRC64NVME
     covers the whole object, and other checksums the parts. Raises InvalidRequest for types that S3 does not have: a
-    CRC64NVME of parts, and an MD5, SHA or XXHash of the whole object, which cannot be computed from those of its
-    parts."""
+    CRC64NVME of parts, and an MD5, SHA or XXHash of the whole object, which cannot be computed from the checksums of
+    its parts."""
     only = {Algorithm.CRC64NVME: ChecksumType.FULL_OBJECT}.get(algorithm)
     if algorithm not in _MODELS:
         only = ChecksumType.COMPOSITE
@@ -250,7 +257,8 @@ def type_of_upload(algorithm: Algorithm, name: str | None) -> ChecksumType:
 
 
 def joined(algorithm: Algorithm, parts: Sequence[tuple[bytes, int]]) -> bytes:
-    """Return the CRC of a whole object. parts: (checksum, size in bytes) of each part, in order."""
+    """Return the CRC of a whole object, computed from the CRCs of its parts. parts: (CRC, size in bytes) of each part,
+    in order."""
     combine: Callable[[int, int, int], int] = _MODELS[algorithm].combine
     value = 0
     for checksum, size in parts:
@@ -259,14 +267,15 @@ def joined(algorithm: Algorithm, parts: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def composite(algorithm: Algorithm, checksums: Sequence[bytes]) -> bytes:
-    """Return the checksum of the checksums of an upload's parts. As text, `-` and the number of parts follow it."""
-    digest = running(algorithm)
+    """Return the checksum of the checksums of an upload's parts, in order. S3 writes it in base64, followed by `-` and
+    the number of parts."""
+    digest = new_digest(algorithm)
     digest.update(b"".join(checksums))
     return digest.digest()
 
 
 def in_base64(checksum: bytes) -> str:
-    """Return the checksum as it stands in headers and answers."""
+    """Return the checksum in base64, as headers and answers contain it."""
     return b64encode(checksum).decode()
 
 
@@ -281,7 +290,7 @@ class BodyCheck:
         if expected.algorithm is not None:
             # The signature and the checksum share one SHA-256.
             shared = self._sha256 if expected.algorithm is Algorithm.SHA256 else None
-            self._checksum = shared or running(expected.algorithm)
+            self._checksum = shared or new_digest(expected.algorithm)
 
     def update(self, piece: Piece) -> None:
         """Add the next bytes, decoded."""
@@ -337,7 +346,7 @@ def _several() -> S3Error:
     return S3Error("InvalidRequest", "Expecting a single x-amz-checksum- header or trailer; several were sent.")
 
 
-def _refuse(name: str, what: str) -> Algorithm:
-    """Always raises."""
+def _refuse(name: str, what: str) -> NoReturn:
+    """Raise InvalidRequest for a header, trailer or algorithm that the gateway does not know."""
     known = ", ".join([algorithm.value for algorithm in Algorithm])
     raise S3Error("InvalidRequest", f"{what} {name} is not supported. Supported checksum algorithms: {known}.")

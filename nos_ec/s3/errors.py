@@ -20,7 +20,7 @@ _CODES = {
     # of the Key Management Service
     " KMS.NotFoundException"
     # of the Security Token Service
-    " InvalidAction MalformedPolicyDocument MissingAction PackedPolicyTooLarge ValidationError",
+    " InvalidAction MalformedPolicyDocument MissingAction PackedPolicyTooLarge Throttling ValidationError",
     403: "AccessDenied AccessForbidden InvalidAccessKeyId InvalidChunkSizeError InvalidClientTokenId"
     " MissingAuthenticationToken QuotaExceeded RequestTimeTooSkewed SignatureDoesNotMatch",
     404: "NoSuchBucket NoSuchBucketPolicy NoSuchCORSConfiguration NoSuchConfiguration NoSuchKey"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nos_ec.s3.checksums import Algorithm, in_base64, running
+from nos_ec.s3.checksums import Algorithm, in_base64, new_digest
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request, require_header_name, require_header_value
 
@@ -51,7 +51,7 @@ def with_hoisted(request: Request) -> Request:
             if found.setdefault(lower, value) != value:
                 raise S3Error("InvalidRequest", f"The query parameter {lower} was sent more than once.")
     for name in [name for name in found if name in _CHECKSUMS]:
-        if found[name] == in_base64(running(_CHECKSUMS[name]).digest()):
+        if found[name] == in_base64(new_digest(_CHECKSUMS[name]).digest()):
             del found[name]
     headers = {name.decode("latin-1") for name in request.header_values}
     if _NAMED in found and not (headers | found.keys()) & _CHECKSUMS.keys():

@@ -17,7 +17,8 @@ KEY_SIZE_MAX = 1024
 """Bytes of UTF-8."""
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9.-]{1,61})[a-z0-9]")
 _POSSIBLE_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""Also matches buckets that were not created by S3's rules, but never the store's own buckets."""
+"""Matches all possible buckets, also those not created by S3's rules, but never the store's own buckets."""
+_PORT = re.compile("[0-9]{0,5}")
 _LIKE_AN_ADDRESS = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
@@ -67,7 +68,7 @@ def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) 
 
     Keys are not normalised: `//`, `.` and `..` are parts of names. Raises InvalidURI for a path that is not UTF-8 or
     does not begin with `/`; InvalidBucketName for a name that a bucket cannot have; KeyTooLongError;
-    InvalidArgument."""
+    InvalidArgument; InvalidRequest for a host that is not valid."""
     path = raw_path or b"/"
     if not path.startswith(b"/"):
         raise S3Error("InvalidURI", "The path of a request begins with a slash.")
@@ -79,24 +80,36 @@ def addressed(raw_path: bytes, host: str | None, domains: Collection[str] = ()) 
             raise S3Error("InvalidBucketName", "The path names no bucket.", BucketName="")
     else:
         raw_key = path[1:]
-    if bucket is not None and not _POSSIBLE_BUCKET.fullmatch(bucket):
-        raise S3Error("InvalidBucketName", "No bucket can have this name.", BucketName=bucket)
+    if bucket is not None:
+        _check_bucket(bucket)
     key = _decoded(raw_key)
     check_key(key)
     return bucket, key or None
 
 
 def bucket_of_host(host: str | None, domains: Collection[str]) -> str | None:
-    """Return the bucket that the Host header names (see `addressed`), or None."""
+    """Return the bucket that the Host header names (see `addressed`), or None. Raises InvalidBucketName for a name that
+    a bucket cannot have, and InvalidRequest for a port that is not a number, which a redirect to the same host would
+    otherwise repeat."""
     if not host or not domains or host.startswith("["):
         return None
-    name = host.lower().partition(":")[0].rstrip(".")
+    name, _, port = host.lower().partition(":")
+    name = name.rstrip(".")
     for domain in sorted(domains, key=len, reverse=True):
         if name == domain:
             return None
         if name.endswith("." + domain):
-            return name[: -len(domain) - 1]
+            if not _PORT.fullmatch(port):
+                raise S3Error("InvalidRequest", "The port in the header Host is not a number.")
+            bucket = name[: -len(domain) - 1]
+            _check_bucket(bucket)
+            return bucket
     return None
+
+
+def _check_bucket(name: str) -> None:
+    if not _POSSIBLE_BUCKET.fullmatch(name):
+        raise S3Error("InvalidBucketName", "No bucket can have this name.", BucketName=name)
 
 
 def copy_source(text: str) -> tuple[str, str, str | None]:

@@ -14,6 +14,12 @@ from nos_ec.s3 import answers
 from nos_ec.s3.documents import Element, malformed, parse, unique_children
 from nos_ec.s3.errors import S3Error, invalid_argument
 
+MODE, UNTIL, HOLD = (
+    "x-amz-object-lock-mode",
+    "x-amz-object-lock-retain-until-date",
+    "x-amz-object-lock-legal-hold",
+)
+"""The headers of a lock, in requests and in answers."""
 MODES = ("GOVERNANCE", "COMPLIANCE")
 DAYS_MAX, YEARS_MAX = 36_500, 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -129,24 +135,27 @@ def retention_of_headers(mode: str | None, until: str | None) -> Retention | Non
     if mode is None or until is None:
         raise invalid_argument(
             "x-amz-object-lock-retain-until-date and x-amz-object-lock-mode must both be supplied",
-            "x-amz-object-lock-mode" if mode is None else "x-amz-object-lock-retain-until-date",
+            MODE if mode is None else UNTIL,
         )
     if mode not in MODES:
-        raise invalid_argument("Unknown wormMode directive.", "x-amz-object-lock-mode", mode)
+        raise invalid_argument("Unknown wormMode directive.", MODE, mode)
     until_ms = _time_of(until)
     if until_ms is None:
         raise invalid_argument(
-            "The retain until date is not a time of ISO 8601, such as 2030-01-31T00:00:00Z.",
-            "x-amz-object-lock-retain-until-date",
-            until,
+            "The retain until date is not a time of ISO 8601, such as 2030-01-31T00:00:00Z.", UNTIL, until
         )
     return Retention(mode, until_ms)
+
+
+def retention_headers(found: Retention | None) -> dict[str, str]:
+    """Return the headers that show a retention; none without one."""
+    return {} if found is None else {MODE: found.mode, UNTIL: date_text(found.until_ms)}
 
 
 def hold_of_header(status: str | None) -> bool:
     """Return whether the header of a PUT sets a legal hold. Raises InvalidArgument."""
     if status not in (None, "ON", "OFF"):
-        raise invalid_argument("Legal Hold must be either of 'ON' or 'OFF'", "x-amz-object-lock-legal-hold", status)
+        raise invalid_argument("Legal Hold must be either of 'ON' or 'OFF'", HOLD, status)
     return status == "ON"
 
 
@@ -160,9 +169,13 @@ def _time_of(text: str) -> int | None:
     in UTC."""
     try:
         found = datetime.fromisoformat(text)
-        return _in_ms(found if found.tzinfo is not None else found.replace(tzinfo=UTC))
+        at_ms = _in_ms(found if found.tzinfo is not None else found.replace(tzinfo=UTC))
+        date_text(
+            at_ms
+        )  # raises OverflowError if the year 9999 in UTC has ended, so that no answer could name the time
     except (ValueError, OverflowError):
         return None
+    return at_ms
 
 
 def _in_ms(at: datetime) -> int:

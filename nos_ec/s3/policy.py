@@ -42,7 +42,7 @@ LOGGING_SERVICE = "service:logging.s3.amazonaws.com"
 
 
 class Verdict(Enum):
-    """The result of evaluating a policy for a request. UNDECIDED: it depends on tags that are not known yet."""
+    """The result of evaluating a policy for a request. UNDECIDED: it depends on something that is not known yet."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -80,7 +80,7 @@ class Statement:
 
     def matches(self, account: str | None, action: str, resource: str, facts: Facts) -> bool | None:
         """Return whether the statement matches a request of this account (None: an anonymous request). None if that
-        depends on tags that are not known yet."""
+        depends on what is not known yet."""
         evaluation = Evaluation(action.lower(), facts, self.allows)
         if self.accounts is not None and account not in self.accounts:
             return False

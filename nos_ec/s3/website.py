@@ -1,22 +1,31 @@
 """Website configurations of buckets.
 
 Source: PutBucketWebsite of the S3 API reference; "Hosting a static website using Amazon S3" and "Configuring a webpage
-redirect" of the user guide.
+redirect" of the user guide. ReplaceKeyWith and ReplaceKeyPrefixWith may contain `?` and `#`: rules with `#!/` for an
+application of one page, or with `resize?key=` for another server, are usual ("Resize Images on the Fly with Amazon S3,
+AWS Lambda, and Amazon API Gateway" of the AWS Compute Blog).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from nos_ec.s3.documents import Element, malformed, only_children, parse
 from nos_ec.s3.errors import S3Error, invalid_argument
+from nos_ec.s3.request import is_encoded
 
 RULES_MAX = 50
 LOCATION_LENGTH_MAX = 2048
+_REDIRECTS = frozenset([301, 302, 303, 307, 308])
+"""The statuses that make a client ask elsewhere (RFC 9110, section 15.4)."""
+_ERRORS = frozenset([*range(400, 418), *range(500, 506)])
+"""The errors of RFC 7231, sections 6.5 and 6.6. S3 refuses others, such as 418 and 506."""
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?(/[!-~]*)?")
+_URL = "/?#[]@!$&'()*+,;=:%"
+"""The characters with a meaning in a URL (RFC 3986, section 2.2), and that of an encoded byte."""
 _LOCATION = re.compile(r"(/|https?://)[!-~]*")
 
 
@@ -31,13 +40,18 @@ class Redirect:
     key: str | None = None
     prefix: str | None = None
 
-    def location(self, scheme: str, host: str, key: str, matched: str = "") -> str:
-        """Return the URL for a request with this scheme, host and key, whose beginning `matched` the rule names."""
+    def location(self, scheme: str, host: str, key: str, matched: str = "", raw_query: bytes = b"") -> str:
+        """Return the URL for a request with this scheme, host and key, whose beginning `matched` the rule names. The
+        query of the request is added, unless the replacement has one, or a fragment."""
         if self.key is not None:
-            key = self.key
+            path = _encoded(self.key)
         elif self.prefix is not None:
-            key = self.prefix + key[len(matched) :]
-        return f"{self.protocol or scheme}://{self.host or host}/{quote(key, safe='/')}"
+            path = _encoded(self.prefix) + quote(key[len(matched) :], safe="/")
+        else:
+            path = quote(key, safe="/")
+        url = f"{self.protocol or scheme}://{self.host or host}/{path}"
+        is_complete = not raw_query or "?" in url or "#" in url
+        return url if is_complete else f"{url}?{quote(raw_query, safe=_URL)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +87,7 @@ def parse_website(body: bytes) -> Website:
     )
     if "RedirectAllRequestsTo" in parts:
         if len(parts) > 1:
-            raise invalid_argument(
-                "RedirectAllRequestsTo cannot be provided in conjunction with other elements.", "RedirectAllRequestsTo"
-            )
+            raise malformed("RedirectAllRequestsTo cannot be provided in conjunction with other elements.")
         fields = _texts(parts["RedirectAllRequestsTo"], "HostName", "Protocol")
         if not fields.get("HostName"):
             raise malformed("RedirectAllRequestsTo needs a HostName.")
@@ -91,6 +103,11 @@ def parse_website(body: bytes) -> Website:
         if not error_key:
             raise invalid_argument("The ErrorDocument needs a Key.", "ErrorDocument")
     return Website(index, error_key, tuple(_rules(parts.get("RoutingRules"))))
+
+
+def _encoded(replacement: str) -> str:
+    """Encode the characters that no URL may have; `?`, `#` and so on keep their meaning."""
+    return quote(replacement, safe=_URL if is_encoded(replacement) else _URL.replace("%", ""))
 
 
 def require_location(value: str) -> None:
@@ -119,7 +136,7 @@ def _rules(element: Element | None) -> Iterable[RoutingRule]:
             condition = _texts(parts["Condition"], "KeyPrefixEquals", "HttpErrorCodeReturnedEquals")
             if not condition:
                 raise malformed("A Condition needs KeyPrefixEquals or HttpErrorCodeReturnedEquals.")
-        status = _status(condition.get("HttpErrorCodeReturnedEquals"), "45", "HttpErrorCodeReturnedEquals")
+        status = _status(condition.get("HttpErrorCodeReturnedEquals"), _ERRORS, "HTTP error code", "4XX or 5XX")
         yield RoutingRule(_redirect(parts["Redirect"]), condition.get("KeyPrefixEquals", ""), status)
 
 
@@ -129,9 +146,8 @@ def _redirect(element: Element) -> Redirect:
         raise malformed("A Redirect needs at least one element.")
     if {"ReplaceKeyWith", "ReplaceKeyPrefixWith"} <= fields.keys():
         raise S3Error("InvalidRequest", "A Redirect cannot have both ReplaceKeyWith and ReplaceKeyPrefixWith.")
-    status = _status(fields.get("HttpRedirectCode"), "3", "HttpRedirectCode") or 301
-    if status in (300, 304, 305, 306):
-        raise invalid_argument("HttpRedirectCode must be 301, 302, 303, 307 or 308.", "HttpRedirectCode", str(status))
+    allowed = "301, 302, 303, 307 or 308"
+    status = _status(fields.get("HttpRedirectCode"), _REDIRECTS, "HTTP redirect code", allowed) or 301
     replaced = fields.get("ReplaceKeyWith"), fields.get("ReplaceKeyPrefixWith")
     return Redirect(_host(fields), _protocol(fields), status, *replaced)
 
@@ -146,16 +162,18 @@ def _host(fields: dict[str, str]) -> str | None:
 def _protocol(fields: dict[str, str]) -> str | None:
     protocol = fields.get("Protocol")
     if protocol not in (None, "http", "https"):
-        raise invalid_argument("The Protocol must be http or https.", "Protocol", protocol)
+        raise S3Error("InvalidRequest", "The Protocol must be http or https.")
     return protocol
 
 
-def _status(text: str | None, first: str, name: str) -> int | None:
-    """Return a status whose first digit is one of `first`."""
+def _status(text: str | None, possible: Collection[int], name: str, range_of_them: str) -> int | None:
+    """Return a status that is one of `possible`. Raises MalformedXML for what is not a number, InvalidRequest."""
     if text is None:
         return None
-    if not re.fullmatch("[1-5][0-9][0-9]", text) or text[0] not in first:
-        raise invalid_argument(f"{name} is not a status that is possible there.", name, text)
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise malformed(f"The {name} is not a number.")
+    if int(text) not in possible:
+        raise S3Error("InvalidRequest", f"The provided {name} ({text}) is not valid. It must be {range_of_them}.")
     return int(text)
 
 

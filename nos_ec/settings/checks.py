@@ -83,11 +83,14 @@ def cross_check(settings: Settings) -> Iterator[Problem]:
             f"{settings.gc.copy_bytes_max} is less than a block, so GC could not rewrite one; use at least"
             f" {geometry.block_size}, or 0 for no limit",
         )
-    if both := set(settings.s3.domain_names) & set(settings.s3.website_domain_names):
-        yield _wrong(
-            "s3.website_domains",
-            f"{', '.join(sorted(both))} is also one of s3.domains, whose hosts speak S3; use another one for websites",
-        )
+    for site in settings.s3.website_domain_names:
+        for domain in settings.s3.domain_names:
+            if domain == site or domain.endswith("." + site):
+                yield _wrong(
+                    "s3.website_domains",
+                    f"{site} is, or contains, {domain} of s3.domains, whose hosts speak S3; use another one for"
+                    " websites",
+                )
     yield from _spread(settings.log)
     yield from _prometheus(settings.console)
     consumer = settings.consumer

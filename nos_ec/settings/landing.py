@@ -1,4 +1,4 @@
-"""The section of the landing store."""
+"""The settings of the landing store and the landing log."""
 
 from __future__ import annotations
 

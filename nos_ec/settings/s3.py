@@ -14,6 +14,8 @@ from nos_ec.settings.values import Count, Flag, NonEmptyPath
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 """The names that Kafka allows, from org.apache.kafka.common.internals.Topic."""
 
+_DOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+
 
 def _networks(value: object) -> object:
     if isinstance(value, str):
@@ -37,6 +39,14 @@ def _topics(value: object) -> object:
 
 def _topics_of(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _domains(value: object) -> object:
+    if isinstance(value, str):
+        for domain in _domains_of(value):
+            if not _DOMAIN.fullmatch(domain):
+                raise ValueError(f"{domain!r} is not a domain")
+    return value
 
 
 def _domains_of(text: str) -> list[str]:
@@ -74,19 +84,20 @@ class S3Settings(Section):
         description="Region that the gateway reports. Clients may sign for any region, but can create buckets only in"
         " this one.",
     )
-    domains: str = Field(
+    domains: Annotated[str, BeforeValidator(_domains)] = Field(
         default="",
-        title="domains, separated by commas",
+        title="domains such as s3.example.com, separated by commas",
         max_length=4000,
         description="Domains of the gateway: requests to the host BUCKET.DOMAIN are for that bucket. Path style always"
         " works.",
     )
-    website_domains: str = Field(
+    website_domains: Annotated[str, BeforeValidator(_domains)] = Field(
         default="",
-        title="domains, separated by commas",
+        title="domains such as s3.example.com, separated by commas",
         max_length=4000,
         description="Domains of websites: the host BUCKET.DOMAIN serves the website of that bucket, as HTML and without"
-        " authentication (S3.md). They must be others than `domains`. Empty: no bucket is served as a website.",
+        " authentication (S3.md). They must not be, or contain, one of `domains`. Empty: no bucket is served as a"
+        " website.",
     )
     trusted_proxies: Annotated[str, BeforeValidator(_networks)] = Field(
         default="",
@@ -162,7 +173,8 @@ class S3Settings(Section):
         ge=1,
         le=1_000_000_000,
         description="Notifications that may wait in the database while Kafka does not take them, about 1 KB each: the"
-        " default holds an hour of 1000 changes a second. Buckets with notifications answer 503 to further changes.",
+        " default holds an hour of 1000 changes a second. Further changes are answered with 503 in buckets that send to"
+        " a topic for which its share of them wait (S3.md).",
     )
 
     kms_url: str | None = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -76,6 +76,16 @@ class StoreSettings(Section):
         description="Count the bytes and objects of buckets for which an operator asks for it (S3.md). Set it alike for"
         " gateways, library programs, producers, GC and the console; a program without it makes the counts wrong. If"
         " false, changes cost nothing more.",
+    )
+    journal_rows_max: Count = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        description="Keep a journal of deletes, so that what was deleted since the last dump stays deleted when the"
+        " metadata is rebuilt (OPERATIONS.md), and let this many of its rows wait in the database to be written into"
+        " the store, about 300 bytes each: 4000000 holds an hour of 1000 deletes a second. When it is full, deletes"
+        " continue without entries. Set it alike for gateways, library programs, GC and the console: what a program"
+        " without it deletes may come back. 0: no journal, and deletes cost nothing more.",
     )
     lease_ttl_ms: Count = Field(
         default=30 * SECOND,
@@ -236,6 +246,18 @@ class ProducerSettings(Section):
         " again. It is published again if the consumers have passed its event, or if the log has lost it. Keep it"
         " above consumer.linger_ms, or healthy objects are published twice.",
     )
+    shown_buckets: str = Field(
+        default="",
+        title="buckets, separated by commas",
+        max_length=4000,
+        description="Buckets that always have metrics of their usage while they are metered (S3.md), besides the 100"
+        " that change most. Each is two series in Prometheus.",
+    )
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """The buckets that always have metrics."""
+        return frozenset(name for part in self.shown_buckets.split(",") if (name := part.strip()))
 
 
 class ConsumerSettings(Section):
@@ -540,6 +562,7 @@ class Settings(Section):
 
     _cells: dict[str, Cell] = PrivateAttr(default_factory=dict)
     _cell: str | None = PrivateAttr(default=None)
+    _whole: _Whole | None = PrivateAttr(default=None)
 
     @property
     def cells(self) -> Mapping[str, Cell]:
@@ -551,6 +574,11 @@ class Settings(Section):
     def cell(self) -> str | None:
         """The name of the cell that these settings describe; None if the store is not divided into cells."""
         return self._cell
+
+    @property
+    def whole(self) -> Settings:
+        """The settings of the whole store, if these are those of one of its cells; else these."""
+        return self if self._whole is None else self._whole.settings
 
     def of_cell(self, name: str) -> Settings:
         """Return the settings of one cell, which describe it like a store of its own. Raises ConfigError."""
@@ -565,8 +593,16 @@ class Settings(Section):
         whole = self.model_copy()
         whole._cells = dict(cells)
         for name, cell in cells.items():
-            cell.settings._cell = name
+            cell.settings._cell, cell.settings._whole = name, _Whole(whole)
         return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The settings of the store of a cell. All are equal: comparing the settings of a cell must not compare the store,
+    which has them."""
+
+    settings: Settings = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,14 @@ def producer_service(
         publisher = stack.enter_context(closing(system.worker.publisher()))
         progress = stack.enter_context(closing(system.worker.group_progress("producer")))
         notifications = None
-        if system.settings.s3.topics:
+        # Events that were taken for a topic which is no longer allowed are still sent.
+        if system.settings.s3.topics or system.metadata.outbox_size(1):
             to_topics = stack.enter_context(closing(system.worker.notifications()))
             events_max = system.settings.s3.notification_events_max
             notifications = NotificationSender(system.metadata, to_topics, system.clock, held, events_max)
-        usage = UsageKeeper(system.metadata, system.clock) if system.settings.store.count_usage else None
+        usage = None
+        if system.settings.store.count_usage:
+            usage = UsageKeeper(system.metadata, system.clock, system.settings.producer.shown)
         service = ProducerService(
             system.metadata, publisher, progress, system.clock, held, options, notifications, usage
         )

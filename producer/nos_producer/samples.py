@@ -31,7 +31,9 @@ def producer_samples(service: ProducerService, held: HeldSlots, now_ms: int) -> 
     yield Sample(m.OUTBOX_AGE_SECONDS, 0 if sent.oldest_ms is None else max(0, now_ms - sent.oldest_ms) / 1000)
     shown = service.usage_shown
     yield Sample(m.METERED_BUCKETS, shown.metered)
-    for one in shown.busiest:
+    for one in shown.buckets:
         yield Sample(m.BUCKET_BYTES, one.held.bytes, (one.bucket,))
         yield Sample(m.BUCKET_OBJECTS, one.held.objects, (one.bucket,))
+    for use in shown.nearest:
+        yield Sample(m.QUOTA_USED_RATIO, use.share or 0.0, ("account" if use.is_account else "bucket", use.name))
     yield from parking_samples(service.retry_queues, now_ms)

@@ -125,7 +125,7 @@ def test_full_files_are_put_aside_and_the_oldest_go(tmp_path: Path, clock: FakeC
 
 
 def fill(folder: Path, clock: FakeClock, files: int) -> None:
-    """Record until so many more files are full."""
+    """Record until this many more files are full."""
     trail = AuditFiles(folder, clock, "run", LIMITS)
     before = len(rotated(folder))
     while len(rotated(folder)) < before + files:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pymysql  # type: ignore[import-untyped]
 import pytest
 from sqlalchemy import URL, Connection, PoolProxiedConnection, create_engine, make_url, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from nos_ec.adapters.sql.driver import engine as engine_module
 from nos_ec.adapters.sql.driver import transactions
@@ -377,3 +377,20 @@ def test_places_are_named_without_secrets() -> None:
     failure = translate(_mysql_error(1213), URL.create("mysql+pymysql", "u", "hush", None, None, "d"))
     assert isinstance(failure, Failure)
     assert "127.0.0.1:3306" in str(failure.error)
+
+
+def test_a_delete_whose_journal_row_is_refused_deletes_nothing(metadata: SqlMetadata) -> None:
+    """The driver's own cursor inserts it, and its errors are those of every other statement."""
+    bench = MetadataBench(metadata)
+    row = bench.put("o")
+    metadata.keep_journal(10)
+    trigger = "CREATE TRIGGER refusing BEFORE INSERT ON journal BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    with metadata._engine.begin() as connection:
+        connection.execute(text(trigger))
+    with pytest.raises(IntegrityError, match="refused"):
+        metadata.delete(row.key, bench.now_ms)
+    assert metadata.get(row.key) == row
+    with metadata._engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER refusing"))
+    metadata.delete(row.key, bench.now_ms)
+    assert len(metadata.journal_after(0, 9)) == 1

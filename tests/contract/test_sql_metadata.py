@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from nos_ec.adapters.sql.tables.migrate import migrate
 from tests.contract.suites.metadata_contract import MetadataContract
 from tests.contract.suites.metadata_races import MetadataRaces
 from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.sql.full_store import Shape, fill
+from tests.rig.sql.instructions import Instructions
 from tests.rig.sql.sql_damage import SqlDamage
 from tests.rig.sql.sql_figures import SqlFigures
-from tests.rig.sql.sql_plans import SqlPlans, caught
+from tests.rig.sql.sql_plans import SqlPlans, caught, hot_calls, populate
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +51,34 @@ class TestSqlitePlans(SqlPlans):
 
 class TestSqliteFigures(SqlFigures):
     """See tests/rig/sql/sql_figures.py."""
+
+    def test_hot_calls_cost_as_much_in_a_full_store(self, template: Path, tmp_path: Path) -> None:
+        few, many = (_costs(template, tmp_path / f"{objects}.db", objects) for objects in (1_000, 20_000))
+        assert len(few) > 50
+        assert min(few.values()) > 0
+        # What these read depends on the ids of blocks, which are random.
+        by_chance = {name for name in few if name.endswith(" of a share") or name.startswith("blocks_with_holes")}
+        dearer = {name: (few[name], many[name]) for name in few.keys() - by_chance if many[name] > 2 * few[name]}
+        assert dearer == {}, "a scan takes five times as many"
+
+
+def _costs(template: Path, file: Path, objects: int) -> dict[str, int]:
+    """Return the instructions of hot calls in a store with this number of further objects. No program runs ANALYZE, so
+    SQLite plans without knowing how many rows there are."""
+    shutil.copy(template, file)
+    with closing(open_metadata(f"sqlite:///{file}")) as metadata:
+        fill(metadata._engine, Shape(objects, 0, 0, 0))
+        bench = MetadataBench(metadata)
+        populate(bench)
+        instructions, costs = Instructions(), {}
+        instructions.watch(metadata)
+        calls = hot_calls(bench)
+        instructions.start()
+        for name, call in calls.items():
+            before = instructions.in_all()
+            call()
+            costs[name] = instructions.in_all() - before
+        return costs
 
 
 class TestSqliteMetadata(MetadataContract):

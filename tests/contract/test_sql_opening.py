@@ -20,11 +20,13 @@ from sqlalchemy import text
 
 from nos_ec.adapters.sql.driver.engine import WRITES, make_engine, parse_url
 from nos_ec.adapters.sql.metadata import open_metadata
-from nos_ec.adapters.sql.tables.migrate import migrate
+from nos_ec.adapters.sql.tables.migrate import _config, _steps, migrate, schema_head
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Corrupt, Transient
 from tests.rig.fakes.metadata_bench import MetadataBench
 from tests.rig.sql.sql_migrations import SqlMigrations
+
+MIGRATE = "nos_ec.adapters.sql.tables.migrate"
 
 
 @pytest.fixture
@@ -123,6 +125,34 @@ def test_metadata_of_a_newer_release_is_refused(url: str, call: object) -> None:
     _set_revision(url, "9999")
     with pytest.raises(ConfigError, match=r"9999.*newer"):
         call(url)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("beside", [0, 1, 2])
+def test_a_newer_release_may_let_older_programs_work_beside_it(
+    url: str, monkeypatch: pytest.MonkeyPatch, beside: int
+) -> None:
+    """While programs are replaced one after the other. Each step says whether it allows that; only the newer release
+    changes the schema. `beside`: how many of the last steps allow it."""
+    steps, head = _steps(_config()), schema_head()
+    assert steps[0].revision == head
+    for number, step in enumerate(steps):
+        step.beside_older = number < beside
+    monkeypatch.setattr(f"{MIGRATE}._steps", lambda _config: steps)
+    migrate(url)
+    _set_revision(url, steps[-1].revision)
+    migrate(url)  # the steps run again, and change nothing
+    open_metadata(url).close()
+    for number, step in enumerate(steps[1:4], 1):
+        known = {one.revision for one in steps[number:]}
+        monkeypatch.setattr(f"{MIGRATE}._revisions", lambda known=known: known)
+        assert schema_head() == step.revision
+        if number <= beside:
+            open_metadata(url).close()
+        else:
+            with pytest.raises(ConfigError, match=rf"{head}.*newer"):
+                open_metadata(url)
+        with pytest.raises(ConfigError, match=rf"{head}.*newer"):
+            migrate(url)
 
 
 @pytest.mark.parametrize("call", [open_metadata, migrate])

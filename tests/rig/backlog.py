@@ -17,21 +17,17 @@ import google_crc32c
 from sqlalchemy import func, insert, select
 
 from nos_ec.adapters.sql.driver.engine import make_engine
-from nos_ec.adapters.sql.tables.schema import BLOCKS, OBJECTS, WAITING
+from nos_ec.adapters.sql.tables.schema import OBJECTS, WAITING
 from nos_ec.core.formats.messages import encode_pack_request
-from nos_ec.core.geometry import Geometry
-from nos_ec.core.ids import BlockId, LandingId, ObjectKey
+from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.publishing.slots import bucket_slot
-from nos_ec.core.states import BlockKind, BlockState, ObjectState
+from nos_ec.core.states import ObjectState
 from nos_ec.ports.message_log import MessagePublisher
 
 BATCH_OBJECTS = 10_000
 BUCKETS = 64
 """Enough buckets that every partition of the log gets some."""
 LARGE_BUCKET = "large"
-
-_FIRST_OFFSET = 256 << 10
-"""The offset of the first object in an invented block: past any header that its entries could have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +80,6 @@ class Backlog:
                 publisher.publish([self._event(one) for one in batch])
         return total
 
-    def add_packed(self, count: int, size: int, geometry: Geometry) -> int:
-        """Create `count` rows of packed objects, and their blocks' rows, without any bytes. Returns the number of
-        blocks.
-
-        For measuring what look-ups cost in a full store. These objects cannot be read.
-        """
-        per_block = (geometry.block_size - _FIRST_OFFSET) // size
-        numbers = range(0, count, per_block)
-        for first in numbers:
-            self._add_packed_block(min(per_block, count - first), size, geometry)
-        return len(numbers)
-
     # --- parts ------------------------------------------------------------------------------------
     def _objects(self, count: int, size_min: int, size_max: int) -> Iterator[Landed]:
         rng = self._rng
@@ -121,13 +105,19 @@ class Backlog:
         return ObjectKey(bucket, f"{self._rng.randrange(1 << 64):016x}/{object_id:09}.dat")
 
     def _row(self, one: Landed, state: ObjectState) -> dict[str, object]:
-        return self._fields(one.object_id, one.created_ms, one.key, len(one.data)) | {
+        return {
+            "object_id": one.object_id,
+            "bucket": one.key.bucket,
+            "name": one.key.name,
+            "version": one.created_ms * 1000,
+            "size": len(one.data),
             "crc32c": google_crc32c.value(one.data),
             "md5": hashlib.md5(one.data, usedforsecurity=False).digest(),
             "state": state,
             "landing_id": one.landing_id,
             "block_id": None,
             "block_offset": None,
+            "created_ms": one.created_ms,
         }
 
     def _waiting(self, one: Landed, state: ObjectState) -> dict[str, object]:
@@ -140,16 +130,6 @@ class Backlog:
             "size": len(one.data),
         }
 
-    def _fields(self, object_id: int, created_ms: int, key: ObjectKey, size: int) -> dict[str, object]:
-        return {
-            "object_id": object_id,
-            "bucket": key.bucket,
-            "name": key.name,
-            "version": created_ms * 1000,
-            "size": size,
-            "created_ms": created_ms,
-        }
-
     def _event(self, one: Landed) -> tuple[bytes, bytes]:
         value = encode_pack_request(
             object_id=one.object_id,
@@ -160,35 +140,3 @@ class Backlog:
             landing_id=one.landing_id,
         )
         return one.key.bucket.encode(), value
-
-    def _add_packed_block(self, count: int, size: int, geometry: Geometry) -> None:
-        block_id = BlockId(self._now_ms.to_bytes(6, "big") + self._rng.randbytes(10))
-        rows = [
-            self._fields(object_id, self._now_ms, self._key(object_id), size)
-            | {
-                "crc32c": 0,
-                "md5": bytes(16),
-                "state": ObjectState.PACKED,
-                "landing_id": None,
-                "block_id": block_id,
-                "block_offset": _FIRST_OFFSET + number * size,
-            }
-            for number, object_id in enumerate(self._ids(count))
-        ]
-        block = {
-            "block_id": block_id,
-            "kind": BlockKind.FRESH,
-            "state": BlockState.SEALED,
-            "writer": "backlog",
-            "epoch": 0,
-            "stripes": geometry.stripes_per_block,
-            "live_bytes": count * size,
-            "dead_bytes": 0,
-            "overhead_bytes": geometry.block_size - count * size,
-            "live_objects": count,
-            "created_ms": self._now_ms,
-            "sealed_ms": self._now_ms,
-        }
-        with self._engine.begin() as connection:
-            connection.execute(insert(OBJECTS), rows)
-            connection.execute(insert(BLOCKS), [block])

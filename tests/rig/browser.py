@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,11 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 from tests.rig.programs import need_library, need_program
 
 SEVERE = {"serious", "critical"}
+REFUSAL = re.compile("Failed to load resource: the server responded with a status of ([0-9]{3})")
+ICONS = ("/icon.svg", "/favicon.ico")
+"""Paths that a browser requests at any time without being asked by a page."""
+POLL_MS = 50
+REFUSALS_POLLED = 600
 
 
 @contextmanager
@@ -44,7 +50,8 @@ class Visit:
         self.page.on("request", self._count)
 
     def _note(self, message: ConsoleMessage) -> None:
-        self.messages.append(message.text)
+        if not message.location.get("url", "").endswith(ICONS):
+            self.messages.append(message.text)
 
     def _count(self, request: Request) -> None:
         self.requested.append(request.url)
@@ -58,6 +65,17 @@ class Visit:
         """Fill in the login form of the open page."""
         self.page.get_by_label("Token of the console").fill(token)
         self.page.get_by_role("button", name="Log in").click()
+
+    def were_refused(self, *statuses: int) -> None:
+        """Wait for the complaints about answers with these statuses, in this order, and forget them. There must be no
+        others. A complaint may come after the page that it is about."""
+        for _ in range(REFUSALS_POLLED):
+            if len(self.messages) >= len(statuses):
+                break
+            self.page.wait_for_timeout(POLL_MS)
+        messages, self.messages[:] = list(self.messages), []
+        found = [int(match[1]) if (match := REFUSAL.match(one)) else one for one in messages]
+        assert found == list(statuses), found
 
     def severe_findings(self) -> list[tuple[str, str]]:
         """Return what axe-core finds in the open page: (rule, element)."""

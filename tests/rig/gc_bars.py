@@ -65,8 +65,8 @@ RELATIVE = {"B": 0.68, "D": 0.52, "E": 0.43}
 """(Write amplification - 1) at 1.2, as a share of what one stream and greedy collection need."""
 GREEDY = {"streams": 1, "sort_survivors": False}
 PACKED = 1.05
-"""With the packer of a store, its padding counted, space and write amplification may be so many times what they may be
-with objects that are written one after the other."""
+"""With the packer of a store, its padding counted, space and write amplification may be this many times what they may
+be with objects that are written one after the other."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def long_bench(folder: Path, preloaded: Preloaded, config: str = LONG_CONFIG) ->
 
 
 def put_for(bench: Bench, system: System, stripes: int, prefix: str = "long") -> list[ObjectKey]:
-    """Objects of up to 12 chunks, and then small ones: somewhat more than so many stripes hold."""
+    """Objects of up to 12 chunks, and then small ones: somewhat more than this many stripes hold."""
     sizes: list[int] = []
     while sum(sizes) < stripes * system.geometry.stripe_size:
         sizes.append(bench.rng.randint(1, 12 * CHUNK))
@@ -56,7 +56,7 @@ def packable_of(system: System, key: ObjectKey) -> Packable:
 
 
 def long_plan(system: System, keys: Sequence[ObjectKey], stripes: int) -> GroupPlan[Packable]:
-    """A group of at most so many stripes with these objects, in order, as far as they fit."""
+    """A group of at most this many stripes with these objects, in order, as far as they fit."""
     layout = GroupLayout[Packable](system.geometry, stripes, names=True)
     into: Row[Packable] | None = None
     for key in keys:

@@ -74,6 +74,8 @@ def _without_quotes(shell: str) -> str:
 def started_by_python(source: str) -> Iterator[tuple[int, str]]:
     """(line, program) of the calls of `subprocess` with a literal program, also of a list that has a name, and of the
     programs in the text of `bash -c`."""
+    if not any(call in source for call in STARTING):
+        return
     tree = ast.parse(source)
     named: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):

@@ -1,7 +1,9 @@
-"""Vitess for tests: finds the primary of its keyspace, kills it, makes it hang, and replaces it."""
+"""Vitess for tests: finds the primary of its first keyspace, kills it, makes it hang, and replaces it; moves the tables
+of a keyspace to another one."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -14,6 +16,7 @@ PRIMARY = "primary"
 """The `part` that is the MySQL server of the primary, with its vttablet."""
 SHARD = "nos_ec/0"
 TRIES_MAX, TRY_WAIT_S = 6, 5.0
+COPY_S_MAX = 300.0
 
 
 class VitessServer(DevServer):
@@ -64,6 +67,43 @@ class VitessServer(DevServer):
         if ran.returncode != 0:
             raise ServerFailed(f"{self.name}: {' '.join(arguments)}: {ran.stderr.strip()}")
         return ran.stdout
+
+    def url_of(self, keyspace: str) -> str:
+        """The URL of another keyspace, which the variable NOS_EC_DEV_KEYSPACES makes."""
+        return f"{self.url.removesuffix('nos_ec')}{keyspace}"
+
+    def copy_tables(self, source: str, target: str) -> int:
+        """Copy all tables of a keyspace to another one, and let them follow the first. Returns how many rows were
+        compared. A stream says `Running` before it begins to copy, too, and SwitchTraffic does not refuse that."""
+        options = ("--all-tables", "--tablet-types=replica,primary")
+        self.move_tables(target, "create", f"--source-keyspace={source}", *options)
+        deadline_s = time.monotonic() + COPY_S_MAX
+        while not all("Ended Copy Phase" in logged for logged in self._logs_of_streams(target)):
+            assert time.monotonic() < deadline_s, self._logs_of_streams(target)
+            time.sleep(0.5)
+        diff = ("VDiff", "--format=json", "--workflow=move", f"--target-keyspace={target}")
+        self.control(*diff, "create")
+        compared: dict[str, object] = {}
+        while compared.get("State") != "completed":
+            assert time.monotonic() < deadline_s, compared
+            time.sleep(0.5)
+            compared = json.loads(self.control(*diff, "show", "last"))
+        assert compared["HasMismatch"] is False, compared
+        return int(str(compared["RowsCompared"]))
+
+    def move_tables(self, target: str, action: str, *options: str) -> None:
+        """Take a step of MoveTables, such as `switchtraffic`."""
+        self.control("MoveTables", "--workflow=move", f"--target-keyspace={target}", action, *options)
+
+    def _logs_of_streams(self, target: str) -> list[set[str]]:
+        """What each stream that copies tables to this keyspace has logged."""
+        said = json.loads(self.control("Workflow", f"--keyspace={target}", "show", "--workflow=move"))
+        return [
+            {log["type"] for log in stream["logs"]}
+            for workflow in said["workflows"]
+            for shard in workflow["shard_streams"].values()
+            for stream in shard["streams"]
+        ]
 
     def url_of_primary(self) -> str:
         """The URL of the same tables on the MySQL server of the primary, past vtgate."""

@@ -9,7 +9,7 @@ WAIT_S_MAX = 120.0
 """The usual limit: longer than anything takes that works, also on a machine that is busy and stalls. A test whose
 condition comes true in the end in any case, by a time limit of the product, needs one below that."""
 REST_SHARE, REST_S_MAX = 0.05, 0.2
-"""Between two looks: the share of the time that has passed, and at most so many seconds. Many looks ask a server."""
+"""Between two looks: the share of the time that has passed, and at most this many seconds. Many looks ask a server."""
 
 
 def until(

@@ -140,7 +140,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, nargs="+", default=[100_000, 10_000_000], help="packed objects")
     parser.add_argument(
-        "--backlog", type=int, default=0, help="another store, with so many waiting, queued and large objects"
+        "--backlog", type=int, default=0, help="another store, with this many waiting, queued and large objects"
     )
     parser.add_argument("--folder", default=None, help="where the server keeps its data: 0.4 KB an object")
     return parser.parse_args(arguments)

@@ -74,7 +74,8 @@ SLOWED_BYTES_S = MIB
 VOLUME_BYTES_S, VOLUME_WRITES_S = 125 * MIB, 3000
 """What a volume takes in a second, in A5: the baseline of the cloud volumes that the Delta WAL is made for."""
 POLLED, TURN_S, PUT_S = 50, 5.0, 0.02
-"""In U7 the consumer takes so many messages each so many seconds; a PUT follows the last one after so long."""
+"""In U7 the consumer takes this many messages at intervals of this many seconds; a PUT follows the last one after this
+time."""
 BLKIO = Path("/sys/fs/cgroup/blkio")
 NOISE = random.Random(1).randbytes(8 * MIB)
 
@@ -198,7 +199,7 @@ class Puts:
 
 
 def objects(size: int, buckets: int = 32) -> Iterator[Item]:
-    """New objects of one size, in so many buckets."""
+    """New objects of one size, in this many buckets."""
     for number in count():
         start = number * 4099 % (len(NOISE) - size)
         yield ObjectKey(f"bucket-{number % buckets}", f"{number:09}.bin"), NOISE[start : start + size]
@@ -408,7 +409,7 @@ def a5(folder: Path, options: Options) -> Found:
 
 
 def written_s(device: Path, written: Sequence[int], writers: int) -> float:
-    """Measure how long plain writes of so many bytes each take, one after the other, so many at a time."""
+    """Measure how long plain writes of this many bytes each take: one after the other, and several at a time."""
     fd = os.open(device, os.O_WRONLY | os.O_DIRECT | os.O_DSYNC)
     content = memoryview(mmap.mmap(-1, max(written)))
     places, place = [], MIB

@@ -176,7 +176,7 @@ def _rates(consumers: Sequence[DaemonProcess], objects: int) -> dict[str, Any]:
 
 
 def _sums_at(consumers: Sequence[DaemonProcess], packed_min: float) -> Sums:
-    """The sums as soon as the consumers have packed so many objects."""
+    """The sums as soon as the consumers have packed this many objects."""
     processes = Processes({"consumers": [one.process.pid for one in consumers]})
     found: list[Sums] = []
 

@@ -227,7 +227,7 @@ def repeatedly(wanted: Sequence[T], seconds: float, read: Callable[[T], int]) ->
 
 
 def everywhere(work: Callable[[int], object], threads: int) -> None:
-    """Do it in so many threads at once."""
+    """Do it in this many threads at once."""
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
 

@@ -86,7 +86,7 @@ def check_us(objects: int, costs: Sequence[Cost]) -> float:
 
 
 def measure(folder: Path, objects: int) -> list[Cost]:
-    """Make a store with so many objects, and run the commands."""
+    """Make a store with this many objects, and run the commands."""
     config = folder / "nos-ec.toml"
     config.write_text(CONFIG)
     required(config, "init")

@@ -1,4 +1,4 @@
-"""Commits a member's offsets. Every call ends in time, and no older commit is applied after a newer one.
+"""Commits a member's offsets. Every call has a time limit, and no older commit is applied after a newer one.
 
 1  A commit is sent without waiting for its answer, which the driver delivers in a later poll. Requesting the group's
    offsets shows whether it was applied, and that request has a time limit. The driver's synchronous commit has none,
@@ -33,7 +33,7 @@ class GroupCommits:
         self._topic = topic
         self.topic_id = ""
         self._known: dict[int, int] = {}
-        """For the owned partitions, the offsets known to be committed. They never move backwards."""
+        """{owned partition: the offset known to be committed}. Offsets never move backwards."""
         self._unanswered_count = 0
         """The number of commits whose outcome the driver has not reported yet."""
         self._doubtful_s: float | None = None
@@ -93,7 +93,7 @@ class GroupCommits:
     def answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> ConfigError | None:
         """Handle the driver's report of a commit's outcome. `_send` has already checked whether the offsets moved.
 
-        Returns the error if only other settings can cure it, otherwise None.
+        Returns the error if it lasts until the settings are corrected, otherwise None.
         """
         self._unanswered_count -= 1
         if self._unanswered_count <= 0:
@@ -131,7 +131,7 @@ class GroupCommits:
 
 
 class EmptyEnds:
-    """The ends of partitions that one member has reached and has not committed. Not thread-safe.
+    """The ends of partitions that one member has reached but not committed yet. Not thread-safe.
 
     A program that publishes in transactions leaves a marker after each of them, which has an offset but is not a
     message. The offset after the last message is then not the end of the partition, and a group that commits only that
@@ -156,7 +156,7 @@ class EmptyEnds:
         self._ends.pop(partition, None)
 
     def included(self, offsets: Mapping[int, int]) -> dict[int, int]:
-        """Return the offsets to commit instead of these: for each partition in which all messages are processed, the
+        """Return the offsets to commit in place of `offsets`. If all messages of a partition are processed, this is its
         end."""
         done = {
             partition: end

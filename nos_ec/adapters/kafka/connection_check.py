@@ -4,11 +4,13 @@ nothing."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as Late
+from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from nos_ec.adapters.kafka.cluster import (
@@ -40,25 +42,59 @@ def try_topics(topic: KafkaTopic, *, in_sync_min: int, retention_ms: int) -> str
 def rights(topic: KafkaTopic, group: str) -> str:
     """Return a text about the user's rights to the topics and the group. Raises ConfigError when the user may not even
     see one of them, as every process must; Transient."""
+    asked = {"include_authorized_operations": True, "request_timeout": topic.timeout_s}
+    names = [topic.name, topic.dead_letters]
+    with _asking(topic) as client:
+        of_topics = client.describe_topics(TopicCollection(names), **asked)
+        found = {f"topic {name}": _rights(of_topics[name], topic) for name in names}
+        found[f"group {group}"] = _rights_of_group(client, topic, group, asked)
+    return _text_of(found)
+
+
+def try_notification_topics(topic: KafkaTopic, names: Sequence[str]) -> str:
+    """Look up the topics of notifications. `topic` is the topic of the message log. Returns a text about the user's
+    rights to the topics of notifications; producers need WRITE. Raises ConfigError if a topic does not exist or the
+    user may not see it, Transient."""
+    asked = {"include_authorized_operations": True, "request_timeout": topic.timeout_s}
+    with _asking(topic) as client:
+        described = client.describe_topics(TopicCollection(list(names)), **asked)
+        missing = [name for name in names if _is_missing(described[name], topic)]
+        if missing:
+            raise ConfigError(
+                f"notifications: {', '.join(missing)}: no such topic; create it as docs/KAFKA.md says, or remove it"
+                " from s3.notification_topics",
+                settings=("s3.notification_topics",),
+            )
+        found = {f"topic {name}": _rights(described[name], topic) for name in names}
+    return _text_of(found)
+
+
+@contextmanager
+def _asking(topic: KafkaTopic) -> Iterator[AdminClient]:
+    """A client to ask with. Its errors are translated, with what is known of the connection."""
     news = ConnectionNews(topic)
     with translated_errors(topic, "connect"):
         client = AdminClient(topic.configuration("nos-ec-check", {}, {"error_cb": news.note}))
     try:
         with translated_errors(topic, "ask for rights"):
-            asked = {"include_authorized_operations": True, "request_timeout": topic.timeout_s}
-            names = [topic.name, topic.dead_letters]
-            of_topics = client.describe_topics(TopicCollection(names), **asked)
-            found = {f"topic {name}": _rights(of_topics[name], topic) for name in names}
-            found[f"group {group}"] = _rights_of_group(client, topic, group, asked)
+            yield client
     except NosError as error:
         client.poll(0)
         raise news.explain(error) from error
     finally:
         close_admin_in_background(client, topic.timeout_s)
-    text = "; ".join(f"{name}: {', '.join(sorted(may)) or 'nothing'}" for name, may in found.items())
-    if any("DESCRIBE" not in may for may in found.values()):
+
+
+def _text_of(rights_by_name: Mapping[str, frozenset[str]]) -> str:
+    text = "; ".join(f"{name}: {', '.join(sorted(may)) or 'nothing'}" for name, may in rights_by_name.items())
+    if any("DESCRIBE" not in may for may in rights_by_name.values()):
         raise ConfigError(f"message log: the user lacks rights ({text}); give it the ACLs that docs/KAFKA.md lists")
     return text
+
+
+def _is_missing(answer: Future[Any], topic: KafkaTopic) -> bool:
+    error = answer.exception() if wait([answer], topic.timeout_s).done else None
+    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def _rights_of_group(client: AdminClient, topic: KafkaTopic, group: str, asked: dict[str, Any]) -> frozenset[str]:

@@ -226,7 +226,7 @@ class KafkaConsumer:
 
     def _look_for_more(self) -> None:
         """Check from time to time, while no messages come, whether some should have come."""
-        if not self._stalls.may_look(owns=bool(self._owned)):
+        if not self._stalls.check_is_due(owns=bool(self._owned)):
             return
         member_id = self._client.driver.memberid()
         if self._stalls.is_left_out(owns=bool(self._owned), member_id=member_id, known_id=self._member_id):
@@ -285,7 +285,7 @@ class KafkaConsumer:
             except (KafkaException, SystemError) as error:
                 # The driver will not hand out messages again that were already taken, so they must not be lost with the
                 # error.
-                self._errors.polled(error)
+                self._errors.add_poll_error(error)
                 return
             if message is None:
                 if self._batch or self._errors or time.monotonic() >= deadline:
@@ -324,13 +324,13 @@ class KafkaConsumer:
             _log.warning("removed from the group: too long between polls", member=self._member, error=error.str())
             self._lose(self._client.driver, self._places(self._owned))
             return
-        self._errors.event(error)
+        self._errors.add_event(error)
 
     def _driver_error(self, error: KafkaError) -> None:
         """Handle an error about connections."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._stalls.lost_brokers()
-        self._errors.connection(error)
+        self._errors.add_connection_error(error)
 
     # --- membership -------------------------------------------------------------------------------
     def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:

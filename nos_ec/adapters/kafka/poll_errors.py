@@ -1,4 +1,4 @@
-"""The errors that the next poll of a member raises."""
+"""Keeps the errors of a member's client until its next poll raises them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from confluent_kafka import KafkaError, KafkaException
 from nos_ec.adapters.kafka.cluster import KafkaTopic, cause_of, is_fatal, translate
 from nos_ec.core.errors import ConfigError, NosError, Transient
 
-_NEWS = {
+_REPORTED = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
 }
-"""Connection errors of the driver that must be reported to the caller. The loss of one broker of several is not among
-them."""
+"""Codes of the connection errors that must be reported to the caller. The loss of one broker among several need not."""
 
 
 class PollErrors:
@@ -31,24 +30,24 @@ class PollErrors:
         """Keep an error as it is."""
         self._errors.append(error)
 
-    def polled(self, error: KafkaException | SystemError) -> None:
+    def add_poll_error(self, error: KafkaException | SystemError) -> None:
         """Keep an error that a poll of the driver raised."""
         cause = cause_of(error)
         self._errors.append(error if cause is None else self._translate(cause))
 
-    def event(self, error: KafkaError) -> None:
+    def add_event(self, error: KafkaError) -> None:
         """Keep an event about the topic or the group."""
         self._errors.append(self._translate(error))
 
-    def connection(self, error: KafkaError) -> None:
+    def add_connection_error(self, error: KafkaError) -> None:
         """Keep an error about connections, if it must be reported to the caller."""
-        if is_fatal(error) or error.code() in _NEWS:
+        if is_fatal(error) or error.code() in _REPORTED:
             self._errors.append(self._translate(error))
 
     def raise_first(self) -> None:
-        """Raise the most important error: first exceptions of `on_revoke`, then errors that only other settings can
-        cure, then errors that may pass. Errors that may have passed meanwhile are dropped; the others stay for later
-        calls."""
+        """Raise the most important error, if there is one: bugs and exceptions of `on_revoke` first, then errors that
+        last until the settings are corrected, then Transient. The other Transient errors are dropped, because they may
+        be over by now; all other errors stay for later calls."""
         if not self._errors:
             return
         first = min(self._errors, key=_urgency)
@@ -56,7 +55,7 @@ class PollErrors:
         raise first
 
     def _translate(self, error: KafkaError) -> NosError:
-        """Return the port's error. After a fatal one a consumer never gets another message, so waiting does not
+        """Return the port's error. After a fatal error a client never receives another message, so waiting does not
         help."""
         if is_fatal(error) or error.code() == KafkaError.FENCED_INSTANCE_ID:
             return ConfigError(
@@ -66,8 +65,7 @@ class PollErrors:
 
 
 def _urgency(error: BaseException) -> int:
-    """Return the sort key of an error: first bugs and exceptions of callbacks, then errors that only other settings can
-    cure, then transient errors."""
+    """Return the sort key of an error, in the order of `PollErrors.raise_first`."""
     if not isinstance(error, NosError):
         return 0
     return 2 if isinstance(error, Transient) else 1

@@ -1,4 +1,6 @@
-"""Notices that a member's client of librdkafka 2.16 has stopped working without reporting it.
+"""Detects that a member's librdkafka client has stopped working without reporting it.
+
+Three causes are known in librdkafka 2.16. Their numbers continue the list in consumer.py and commits.py:
 
 3  A broker that was suspended may answer with an empty list of brokers. Then the client forgets every broker and may
    wait forever.
@@ -97,8 +99,8 @@ class StallWatch:
         except KafkaException:
             return True
 
-    def may_look(self, *, owns: bool) -> bool:
-        """Return whether no message has arrived for so long that it is time to find out why. True at most once per
+    def check_is_due(self, *, owns: bool) -> bool:
+        """Return whether no message has arrived for so long that the cause must be checked. True at most once per
         `patience_s`, or once per request time-out for a member that owns no partition, because it may not have joined
         yet."""
         now_s = time.monotonic()
@@ -108,9 +110,9 @@ class StallWatch:
         return True
 
     def is_left_out(self, *, owns: bool, member_id: str | None, known_id: str | None) -> bool:
-        """Return whether the group does not admit the member (6). There are two signs. Either the member has no id, and
-        was not admitted at the last check either, so the group does not know it. Or, for longer than a rebalance may
-        take, it has owned no partition and has got no assignment under its present id."""
+        """Return whether the group does not admit the member (6). Either of two signs shows this: the member has had no
+        id at two checks in a row, so the group does not know it; or, for longer than a rebalance may take, it has owned
+        no partition and received no assignment under its present id."""
         if owns or (member_id and member_id == known_id):
             self._left_out_s = None
             return False

@@ -87,7 +87,7 @@ class AuditFiles:
         self._limits = limits
         self._mutex = threading.Lock()
         self._locked_until_s = 0.0
-        """Until then (monotonic), no call waits for the lock again."""
+        """The time (monotonic, in seconds) until which no call waits for the lock again."""
         self._pruned_ms: int | None = None
         self._logged_ms: dict[str, int] = {}
         self.failures = 0

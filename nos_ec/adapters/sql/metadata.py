@@ -16,8 +16,11 @@ from nos_ec.adapters.sql.blocks.leases import SqlLeases
 from nos_ec.adapters.sql.buckets.access_keys import SqlAccessKeys
 from nos_ec.adapters.sql.buckets.bucket_rows import SqlBuckets
 from nos_ec.adapters.sql.buckets.directory import SqlDirectory
+from nos_ec.adapters.sql.buckets.moved_versions import SqlMoving
+from nos_ec.adapters.sql.buckets.moves import SqlMoves
 from nos_ec.adapters.sql.objects.entries import SqlListings
 from nos_ec.adapters.sql.objects.floors import SqlFloors
+from nos_ec.adapters.sql.objects.journal import SqlJournal
 from nos_ec.adapters.sql.objects.landing import SqlLandingQueue
 from nos_ec.adapters.sql.objects.large_puts import SqlLargePuts
 from nos_ec.adapters.sql.objects.locks import SqlLocks
@@ -72,8 +75,11 @@ class SqlMetadata(
     SqlBuckets,
     SqlAccessKeys,
     SqlDirectory,
+    SqlMoves,
+    SqlMoving,
     SqlOutbox,
     SqlUsage,
+    SqlJournal,
     SqlInspection,
     SqlRepairs,
     SqlExplanations,

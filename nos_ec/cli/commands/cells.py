@@ -1,22 +1,32 @@
-"""The commands cells list and cells rebuild-directory, and what init does for a store of several cells."""
+"""The commands of `nos-ec cells`, and what init does for a store of several cells. Moves: cell_moves.py."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.commands.cell_moves import drain, move, moves, open_directory, purge, whole_store
 from nos_ec.cli.terminal.context import AsJson, context
 from nos_ec.cli.terminal.output import count_text, emit, err, out
-from nos_ec.composition.cells import begin_entering, cell_of, enter_buckets, entered_cells, require_same_store
+from nos_ec.composition.cells import (
+    begin_entering,
+    cell_of,
+    enter_buckets,
+    entered_cells,
+    open_cells,
+    require_same_store,
+    slices_by_weight,
+)
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import InvalidInput, NosError
-from nos_ec.gateway.auth.accounts import Accounts
-from nos_ec.ports.metadata import BucketRow, DirectoryRow
+from nos_ec.core.errors import NosError
+from nos_ec.gateway.auth.accounts import Accounts, require_account, require_bucket
+from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, DirectoryRow
 from nos_ec.settings import Settings
 
 _PAGE = 1000
@@ -24,27 +34,35 @@ _PAGE = 1000
 cells_app = typer.Typer(help="The cells of a store, and its directory.", no_args_is_help=True, rich_markup_mode=None)
 
 
+cells_app.command("move")(move)
+cells_app.command("drain")(drain)
+cells_app.command("moves")(moves)
+cells_app.command("purge")(purge)
+
+
 @cells_app.command("list")
 def cells_list(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the cells, their weights, and how many buckets are in each."""
-    settings = _whole(context(ctx).settings())
-    buckets = dict.fromkeys(settings.cells, 0)
-    with _open_directory(settings) as directory:
+    """List the cells, their weights, and how many buckets are in each, wholly or in slices."""
+    settings = whole_store(context(ctx).settings())
+    buckets, wide = dict.fromkeys(settings.cells, 0), dict.fromkeys(settings.cells, 0)
+    with open_directory(settings) as directory:
         after = ""
         while page := directory.metadata.directory_page(after, _PAGE):
             for row in page:
-                if not row.is_deleted:
-                    buckets[row.home] = buckets.get(row.home, 0) + 1
+                counts = wide if row.slices else buckets
+                for name in () if row.is_deleted else row.cells:
+                    counts[name] = counts.get(name, 0) + 1
             after = page[-1].bucket
         entered = entered_cells(directory)
     found: list[dict[str, Any]] = []
-    for name, count in buckets.items():
+    for name in {**buckets, **wide}:
         cell = settings.cells.get(name)
         found.append(
             {
                 "cell": name,
                 "weight": None if cell is None else cell.weight,
-                "buckets": count,
+                "buckets": buckets.get(name, 0),
+                "wide_buckets": wide.get(name, 0),
                 "has_directory": name == settings.store.directory,
                 "is_entered": name in entered,
             }
@@ -53,7 +71,7 @@ def cells_list(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _print_cells(found: list[dict[str, Any]]) -> None:
-    table = Table("cell", "weight", "buckets", "", box=None, pad_edge=False)
+    table = Table("cell", "weight", "buckets", "wide buckets", "", box=None, pad_edge=False)
     for cell in found:
         about = ["has the directory"] if cell["has_directory"] else []
         if cell["weight"] is None:
@@ -61,14 +79,46 @@ def _print_cells(found: list[dict[str, Any]]) -> None:
         if not cell["is_entered"]:
             about.append("run `nos-ec init`")
         weight = "" if cell["weight"] is None else str(cell["weight"])
-        table.add_row(cell["cell"], weight, str(cell["buckets"]), ", ".join(about))
+        table.add_row(cell["cell"], weight, str(cell["buckets"]), str(cell["wide_buckets"]), ", ".join(about))
     out.print(table)
+
+
+@cells_app.command("create-wide")
+def create_wide(
+    ctx: typer.Context,
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="Its name, which no bucket has ever had.")],
+    owner: Annotated[str, typer.Option("--owner", help="The account that owns it.")] = ROOT_ACCOUNT,
+    slices: Annotated[
+        str,
+        typer.Option(
+            help="The cells of its slices, separated by commas, such as a,b,b; the first has its documents. By default,"
+            " each cell has as many slices as its weight says."
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create a bucket whose objects lie in several cells, by their names.
+
+    Its slices never change, not even if it is deleted and created again, so choose all cells that it will ever need. Do
+    nothing if its owner already has it. Notifications cannot be set for it (docs/CELLS.md).
+    """
+    settings = whole_store(context(ctx).settings())
+    require_account(owner)
+    require_bucket(bucket)
+    chosen = tuple(slices.split(",")) if slices else slices_by_weight(settings)
+    with open_cells(settings, SystemClock()) as cells:
+        row = cells.claim_wide(bucket, owner, chosen)
+        system = cells.system(row.home)
+        Accounts(system.metadata, system.clock, os.urandom, cells.state_of(row)).create_bucket(bucket, owner)
+    data = {"bucket": bucket, "owner": owner, "slices": list(row.slices)}
+    text = f"bucket {bucket} belongs to {owner}; its slices are in the cells {', '.join(row.slices)}"
+    emit(data, as_json, lambda: out.print(text, markup=False))
 
 
 @cells_app.command("rebuild-directory")
 def rebuild_directory(ctx: typer.Context, as_json: AsJson = False) -> None:
     """Enter the buckets of all cells into the directory, after its database was lost or restored from a backup."""
-    settings = _whole(context(ctx).settings())
+    settings = whole_store(context(ctx).settings())
     fill_directory(settings, as_json)
 
 
@@ -77,7 +127,7 @@ def enter_cell(settings: Settings, name: str) -> None:
     If the directory cannot be reached, says that the cell is not served yet. Raises what
     `require_same_store` raises."""
     try:
-        directory = _open_directory(settings)
+        directory = open_directory(settings)
     except NosError as error:
         err.print(f"cell {name} is not served yet; run `nos-ec init` again, because: {error}", markup=False)
         return
@@ -97,7 +147,7 @@ def fill_directory(settings: Settings, as_json: bool) -> None:
     entered: dict[str, int] = {}
     elsewhere: list[tuple[str, DirectoryRow]] = []
     failure: NosError | None = None
-    with _open_directory(settings) as directory:
+    with open_directory(settings) as directory:
         begin_entering(directory, settings.cells)
         for name in settings.cells:
             try:
@@ -141,14 +191,3 @@ def _fill(settings: Settings, directory: System, name: str) -> tuple[int, list[D
 
         elsewhere = enter_buckets(directory, system, buckets())
         return count, elsewhere
-
-
-def _open_directory(settings: Settings) -> System:
-    assert settings.store.directory is not None
-    return open_system(settings.of_cell(settings.store.directory))
-
-
-def _whole(settings: Settings) -> Settings:
-    if not settings.cells:
-        raise InvalidInput("this is about all cells of a store: leave out --cell, and see docs/CELLS.md")
-    return settings

@@ -107,7 +107,7 @@ _WHEN_FREED = {
     WaitReason.OPEN: "dead in {blocks} still open: sealed when full, or when the writer ends",
     WaitReason.FENCED: "dead in {blocks} of dead writers: sealed by the next consumer or GC run",
     WaitReason.SET_ASIDE: "dead in {blocks} set aside, the first until {until} (gc run --apply --retry: now)",
-    WaitReason.TOO_FULL: "dead in {blocks} of which less is wasted than gc.hole_ratio_min",
+    WaitReason.TOO_FULL: "dead in {blocks} that waste less than gc.hole_ratio_min",
     WaitReason.CONDEMNED: "in {blocks} emptied before: deleted by a run after the grace period, the first from {until}",
 }
 

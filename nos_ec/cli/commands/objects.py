@@ -24,7 +24,6 @@ from nos_ec.engine.objects.large_places import tail_of
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.ports.metadata import ObjectRow
-from nos_ec.settings import Settings
 
 _RANGE_CHARS_MAX = 100
 Object = Annotated[str, typer.Argument(metavar="BUCKET/NAME", help="The name may contain slashes.")]
@@ -54,7 +53,7 @@ def put(
         put_tree(ctx, target, source, as_json)
         return
     key = parse_object(target)
-    with context(ctx).home(key.bucket, creates=True) as system, Source(source) as stream:
+    with context(ctx).home(key.bucket, key.name, creates=True) as system, Source(source) as stream:
         row = system.client.store().put(key, stream, given)
     emit(
         row_data(row),
@@ -108,7 +107,7 @@ def get(
     key = parse_object(name)
     if output != Path("-"):
         _refuse_folder(output)
-    with context(ctx).home(key.bucket) as system:
+    with context(ctx).home(key.bucket, key.name) as system:
         row, segments = _open_object(system.client.store(), key, byte_range)
         written = _write_out(output, segments)
     if output != Path("-"):
@@ -143,8 +142,8 @@ def rm(
     keys = list(dict.fromkeys(parse_object(name) for name in names))
     found: set[ObjectKey] = set()
     days, locked = 0, None
-    for group in _by_home(context(ctx).settings(), keys):
-        with suppress(NotFound), context(ctx).home(group[0].bucket) as system:
+    for group in context(ctx).grouped(keys):
+        with suppress(NotFound), context(ctx).home(group[0].bucket, group[0].name) as system:
             days = max(days, 0 if permanently else system.settings.trash.keep_days)
             try:
                 found |= {row.key for row in system.client.store().delete_many(group, permanently=permanently)}
@@ -165,17 +164,10 @@ def rm(
         raise NotFound(f"no such object: {', '.join(missing)}")
 
 
-def _by_home(settings: Settings, keys: list[ObjectKey]) -> list[list[ObjectKey]]:
-    """Return the keys in groups whose buckets are certainly in one cell."""
-    if not settings.cells:
-        return [keys]
-    return [[key for key in keys if key.bucket == bucket] for bucket in dict.fromkeys(key.bucket for key in keys)]
-
-
 def stat(ctx: typer.Context, name: Object, as_json: AsJson = False) -> None:
     """Show an object's metadata, and where its bytes are."""
     key = parse_object(name)
-    with context(ctx).home(key.bucket) as system:
+    with context(ctx).home(key.bucket, key.name) as system:
         row = system.metadata.get(key)
         data = {**row_data(row), "location": _location(system, row)}
     human = {**data, "size": f"{row.users_size} ({size_text(row.users_size)})", "created": time_text(row.created_ms)}

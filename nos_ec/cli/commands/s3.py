@@ -248,12 +248,12 @@ def _accounts_of_bucket(ctx: typer.Context, bucket: str, owner: str | None = Non
             yield accounts
         return
     with open_cells(settings, SystemClock()) as cells:
-        home = cells.home(bucket) if owner is None else cells.claim(bucket, owner)
-        if home is None:
+        place = cells.place(bucket) if owner is None else cells.claim(bucket, owner)
+        if place is None:
             raise NotFound(f"there is no bucket {bucket}")
-        context(ctx).require_home(bucket, home)
-        system = cells.system(home)
-        yield Accounts(system.metadata, system.clock, os.urandom)
+        context(ctx).require_home(bucket, place.home)
+        system = cells.system(place.home)
+        yield Accounts(system.metadata, system.clock, os.urandom, cells.state_of(place))
 
 
 def _masters(ctx: typer.Context) -> MasterKeys:

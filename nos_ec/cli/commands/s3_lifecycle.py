@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ def lifecycle_list(ctx: typer.Context, as_json: AsJson = False) -> None:
     GC applies the rules: once a day it walks through these buckets.
     """
     with context(ctx).system() as system:
-        rules = dict(system.worker.lifecycle_walk().rules())
+        rules = dict(system.worker.lifecycle_walk().rules)
         walk, now_ms = read_walk(system.metadata), system.clock.now_ms()
     data = {
         "buckets": [
@@ -64,7 +65,7 @@ def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, di
     """Apply the rules, and return for each bucket what has expired, and the error if it failed. Raises NotFound."""
     lifecycle = system.worker.lifecycle_walk()
     found: dict[str, dict[str, Any]] = {}
-    for name, rules in lifecycle.rules():
+    for name, rules in lifecycle.rules:
         if bucket not in (None, name):
             continue
         error: str | None = None
@@ -82,7 +83,7 @@ def _apply(system: System, bucket: str | None, *, dry_run: bool) -> dict[str, di
     return found
 
 
-def _print(rules: dict[str, list[ExpiryRule] | None], walk: WalkState | None, now_ms: int) -> None:
+def _print(rules: dict[str, Sequence[ExpiryRule] | None], walk: WalkState | None, now_ms: int) -> None:
     for bucket, found in rules.items():
         for rule in found or ():
             text = f"{bucket}/{rule.prefix}  {rule.rule_id}  {_action(rule)}{'' if rule.enabled else '  (disabled)'}"

@@ -14,7 +14,7 @@ from nos_ec.cli.terminal.output import emit, out
 from nos_ec.cli.terminal.values import size_option
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
-from nos_ec.core.quotas.quota import Quota, account_record, decode, encode
+from nos_ec.core.quotas.quota import ANONYMOUS, Quota, account_record, decode, encode
 from nos_ec.engine.texts import printable, size_text
 from nos_ec.engine.upkeep.usage_keeper import buckets_of
 from nos_ec.gateway.auth.accounts import require_account
@@ -24,6 +24,7 @@ quota_app = typer.Typer(help="Quotas of buckets and accounts.", no_args_is_help=
 
 _Bucket = Annotated[str, typer.Argument(metavar="[BUCKET]", help="The bucket.")]
 _Account = Annotated[str, typer.Option("--account", help="Instead of a bucket: all buckets of this account.")]
+_Anonymous = Annotated[bool, typer.Option("--anonymous", help="Instead: all requests without a signature, together.")]
 _Bytes = Annotated[str | None, typer.Option("--bytes", metavar="SIZE", help="Refuse what exceeds this, such as 1TiB.")]
 _SoftBytes = Annotated[str | None, typer.Option("--soft-bytes", metavar="SIZE", help="Only warn above this.")]
 _Objects = Annotated[int | None, typer.Option("--objects", metavar="N", help="Refuse more objects than this.")]
@@ -35,19 +36,20 @@ def quota_set(
     ctx: typer.Context,
     bucket: _Bucket = "",
     account: _Account = "",
+    anonymous: _Anonymous = False,
     hard_bytes: _Bytes = None,
     soft_bytes: _SoftBytes = None,
     objects: _Objects = None,
     soft_objects: _SoftObjects = None,
     requests: Annotated[
-        int | None, typer.Option("--requests-per-s", metavar="N", help="Of an account: refuse more S3 requests.")
+        int | None, typer.Option("--requests-per-s", metavar="N", help="Of no bucket: refuse more S3 requests.")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option("--bytes-per-s", metavar="SIZE", help="Of an account: bodies and answers.")
+        str | None, typer.Option("--bytes-per-s", metavar="SIZE", help="Of no bucket: bodies and answers.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the quota of a bucket or of an account.
+    """Set the quota of a bucket or of an account, or rates.
 
     Replaces all its previous limits. PUTs notice within ten seconds. A bucket that was not metered before is limited
     once a producer has counted its objects.
@@ -58,19 +60,29 @@ def quota_set(
         raise InvalidInput("give at least one limit, such as --bytes 1TiB; see also: nos-ec s3 quota remove")
     if bucket and quota.has_rates:
         raise InvalidInput("rates are those of an account: give --account instead of a bucket")
+    if anonymous and quota.limits_usage:
+        raise InvalidInput("anonymous requests have rates only: --requests-per-s and --bytes-per-s")
+    account = _payer(account, anonymous)
     with _opened(ctx, bucket, account) as system:
         if not system.settings.store.count_usage:
             raise ConfigError("usage is not counted in this store; set store.count_usage for all its programs first")
         if account:
-            _set_of_account(system, account, encode(quota))
+            _set_of_account(system, account, quota)
         else:
             _set_of_bucket(system, bucket, encode(quota))
     _show(bucket, account, quota, None, as_json)
 
 
 @quota_app.command("show")
-def quota_show(ctx: typer.Context, bucket: _Bucket = "", account: _Account = "", as_json: AsJson = False) -> None:
+def quota_show(
+    ctx: typer.Context,
+    bucket: _Bucket = "",
+    account: _Account = "",
+    anonymous: _Anonymous = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the quota of a bucket or of an account, and how much of it is used."""
+    account = _payer(account, anonymous)
     with _opened(ctx, bucket, account) as system:
         metadata = system.metadata
         stored, used = _stored(system, bucket, account), None
@@ -85,8 +97,15 @@ def quota_show(ctx: typer.Context, bucket: _Bucket = "", account: _Account = "",
 
 
 @quota_app.command("remove")
-def quota_remove(ctx: typer.Context, bucket: _Bucket = "", account: _Account = "", as_json: AsJson = False) -> None:
+def quota_remove(
+    ctx: typer.Context,
+    bucket: _Bucket = "",
+    account: _Account = "",
+    anonymous: _Anonymous = False,
+    as_json: AsJson = False,
+) -> None:
     """Remove the quota of a bucket or of an account. A bucket stays metered until `nos-ec usage BUCKET --stop`."""
+    account = _payer(account, anonymous)
     with _opened(ctx, bucket, account) as system:
         if account:
             system.metadata.remove_access_key(account_record(account))
@@ -99,13 +118,20 @@ def quota_remove(ctx: typer.Context, bucket: _Bucket = "", account: _Account = "
 @contextmanager
 def _opened(ctx: typer.Context, bucket: str, account: str) -> Iterator[System]:
     if bool(bucket) == bool(account):
-        raise InvalidInput("name a BUCKET, or an account with --account")
-    if account:
+        raise InvalidInput("name a BUCKET, or an account with --account, or give --anonymous")
+    if account and account != ANONYMOUS:
         require_account(account)
         if account == ROOT_ACCOUNT:
             raise InvalidInput(f"the account {ROOT_ACCOUNT} owns all buckets, and has no quota")
     with context(ctx).home(bucket) if bucket else context(ctx).system() as system:
         yield system
+
+
+def _payer(account: str, anonymous: bool) -> str:
+    """Return the account of a quota, which stands for anonymous requests if these are meant."""
+    if account and anonymous:
+        raise InvalidInput("give --account or --anonymous, and not both")
+    return ANONYMOUS if anonymous else account
 
 
 def _stored(system: System, bucket: str, account: str) -> bytes | None:
@@ -122,12 +148,12 @@ def _set_of_bucket(system: System, bucket: str, body: bytes) -> None:
     system.metadata.meter_bucket(bucket, now_ms)
 
 
-def _set_of_account(system: System, account: str, body: bytes) -> None:
-    """Store the quota, and meter the buckets of the account. A producer repeats the latter."""
-    now_ms, name = system.clock.now_ms(), account_record(account)
+def _set_of_account(system: System, account: str, quota: Quota) -> None:
+    """Store the quota. If it limits what the buckets of the account hold, meter them, which a producer repeats."""
+    now_ms, name, body = system.clock.now_ms(), account_record(account), encode(quota)
     if not system.metadata.change_access_key(name, secret=body):
         system.metadata.add_access_key(AccessKey(name, account, body, KeyState.DISABLED, now_ms, "a quota"))
-    for bucket in buckets_of(system.metadata, account):
+    for bucket in buckets_of(system.metadata, account) if quota.limits_usage else ():
         system.metadata.meter_bucket(bucket, now_ms)
 
 
@@ -136,6 +162,8 @@ def _size(text: str | None) -> int | None:
 
 
 def _name(bucket: str, account: str) -> str:
+    if account == ANONYMOUS:
+        return "anonymous access"
     return f"account {account}" if account else f"bucket {bucket}"
 
 

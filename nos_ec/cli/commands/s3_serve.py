@@ -76,7 +76,8 @@ def serve(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What a gateway serves: a store, or the cells of one, of which `system` is the directory's."""
+    """The store, or the cells of a store, that a gateway serves. With cells, `system` is the cell that has the
+    directory."""
 
     settings: Settings
     system: System

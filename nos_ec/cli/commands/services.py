@@ -8,6 +8,7 @@ from os.path import normpath
 from threading import Event
 from typing import Annotated, Any
 
+import structlog
 import typer
 
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
@@ -30,11 +31,11 @@ from nos_ec.cli.terminal.watching import (
     settle,
 )
 from nos_ec.composition.wiring import System, initialise, open_system
-from nos_ec.core.errors import Corrupt, InvalidInput, Transient
+from nos_ec.core.errors import Corrupt, InvalidInput, NosError, Transient
 from nos_ec.core.publishing.slots import SLOTS
 from nos_ec.engine.texts import size_text
 from nos_ec.settings import Settings
-from nos_gc.assemble import gc_service, rebuild_thread, scrub_thread
+from nos_gc.assemble import gc_service, journal_thread, rebuild_thread, scrub_thread
 from nos_producer.assemble import producer_service
 
 TARGETS_SHOWN = (1.1, 1.2, 1.4)
@@ -237,11 +238,21 @@ def gc_run(
             return
         interrupt_on_sigterm()
         with keeping_counts(system):
+            _ship_journal(system)
             result = gc_service(system, retry=retry).run_once(max_ms=duration_ms(max_duration))
         _keep_totals(system)
     show_result(result, settings.gc.block_grace_ms, as_json)
     if result.unreadable_objects or result.blocks_parked:
         raise typer.Exit(exit_code(Corrupt() if result.unreadable_objects else Transient()))
+
+
+def _ship_journal(system: System) -> None:
+    """Write the journal of deletes into the store. On a full disk this may fail for lack of the space that the
+    collection will free."""
+    try:
+        system.client.journal().ship()
+    except NosError as error:
+        structlog.get_logger(__name__).warning("journal of deletes not written into the store", error=str(error))
 
 
 def _keep_totals(system: System) -> None:
@@ -262,6 +273,7 @@ def _collect(system: System, stop: Event) -> None:
         keeping_counts(system),
         rebuild_thread(system, monitor),
         scrub_thread(system, monitor),
+        journal_thread(system, monitor),
         pulse(monitor, system.clock),
     ):
         settle()

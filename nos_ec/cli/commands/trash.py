@@ -59,7 +59,7 @@ def undelete(
     if since or until:
         raise InvalidInput("--since and --until need -r; for one object, choose a --version of `nos-ec trash list`")
     key = parse_object(name)
-    with context(ctx).home(key.bucket) as system:
+    with context(ctx).home(key.bucket, key.name) as system:
         can = system.client.trash()
         try:
             row = can.undelete(can.find(key, version))

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nos_ec.bench.bars import (
     GC,
+    GC_WORKERS,
     PIPELINE,
     READ,
     READ_OF_ONE_SIZE,
@@ -27,6 +28,7 @@ from nos_ec.bench.bars import (
     space_bars,
 )
 from nos_ec.bench.collecting import CollectingBench, CollectingOptions, gc_settings
+from nos_ec.bench.gc_workers import WorkersBench, WorkersOptions, workers_settings
 from nos_ec.bench.life.life_bench import LifeBench, LifeOptions
 from nos_ec.bench.life.life_ways import landing_settings, life_stores
 from nos_ec.bench.pipeline import PipelineBench, PipelineOptions
@@ -42,6 +44,7 @@ from nos_ec.cli.terminal.errors import EXIT_BAR_MISSED
 from nos_ec.cli.terminal.output import emit, err, facts, out, ticking
 from nos_ec.cli.terminal.values import Seed, size_option
 from nos_ec.core.errors import InvalidInput
+from nos_ec.core.gc.share import WORKERS_MAX
 
 bench_app = typer.Typer(
     help="Measure a temporary store on the configured servers. These are Ceph, Kafka and MySQL.",
@@ -252,6 +255,22 @@ def gc_command(
     shared.finish(figures, GC)
 
 
+def gc_workers(
+    ctx: typer.Context,
+    shared: Shared,
+    objects: Annotated[int, typer.Option(min=200, help="Objects packed in each store in each round.")] = 20_000,
+    rounds: Rounds = 1,
+    workers: Annotated[int, typer.Option(min=2, max=WORKERS_MAX, help="Workers of the second store.")] = 4,
+) -> None:
+    """Measure what it costs that several GC workers collect one store, compared with one worker. Also works on an
+    embedded store."""
+    settings = workers_settings(landing_settings(context(ctx).settings(), "log"), workers)
+    options = WorkersOptions(objects, rounds, workers, shared.seed)
+    with ticking() as tick, bench_stores(settings, shared.admin) as stores:
+        figures = WorkersBench(stores.systems, stores.instruments, options, tick).run()
+    shared.finish(figures, GC_WORKERS)
+
+
 def space(
     ctx: typer.Context,
     shared: Shared,
@@ -298,6 +317,7 @@ for _name, _command in (
     ("s3", s3),
     ("cells", cells),
     ("gc", gc_command),
+    ("gc-workers", gc_workers),
     ("space", space),
 ):
     bench_app.command(_name)(_shared_options(_command))

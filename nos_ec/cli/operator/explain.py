@@ -48,7 +48,7 @@ def explain(
         emit(asdict(block), as_json, lambda: _print_block(block, policy))
         return
     key = parse_object(target)
-    with context(ctx).home(key.bucket) as system:
+    with context(ctx).home(key.bucket, key.name) as system:
         try:
             found = object_explainer(system).explain(key)
         except NotFound as error:

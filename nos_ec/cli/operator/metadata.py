@@ -6,17 +6,18 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nos_ec.cli.files.local_files import report_file, require_new
-from nos_ec.cli.operator.work_pool import Processes, work_pool
+from nos_ec.cli.operator.work_pool import Processes, opening_pool, packed_pages, work_pool
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.output import count_text, emit, facts, out, progress, time_text
-from nos_ec.composition.rebuilding import open_lost
+from nos_ec.composition.rebuilding import open_lost, open_rebuilding
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.formats.dump_format import DumpHead, Read, dump_frames, verify_dump
 from nos_ec.engine.dump.dumper import dump_pages
@@ -64,15 +65,17 @@ def metadata_dump(
         interrupt_on_sigterm()
         task = bar.add_task("objects", total=None)
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
-        objects = None if pool is None else pool.packed_pages
+        objects = None if pool is None else partial(packed_pages, pool)
+        journal_number = system.metadata.journal_number()  # before the pages are read
         pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done), objects)
         data: dict[str, Any] = {"begun_ms": head.begun_ms}
         if to is None:
             dumps = system.client.dumps()
-            dump, rows = dumps.write(head, pages)
+            dump, rows = dumps.write(head, pages, journal_number)
             removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
-            oldest_ms = min(one.begun_ms for one in dumps.all(system.clock.now_ms()))
-            system.client.access_records().forget_removed_buckets(oldest_ms)
+            kept = dumps.all(system.clock.now_ms())
+            system.client.access_records().forget_removed_buckets(min(one.begun_ms for one in kept))
+            system.client.journal().prune(min(one.journal for one in kept))
             data |= {"name": str(dump.key), "rows": rows, "bytes": dump.size, "removed": removed}
         else:
             with report_file(to, "--to") as file:
@@ -91,6 +94,19 @@ def _print_dumped(data: dict[str, Any]) -> None:
     out.print(_dumped_text(data), markup=False)
     if data.get("removed"):
         out.print(f"{count_text(data['removed'], 'older dump')} deleted")
+
+
+@metadata_app.command("ship-journal")
+def metadata_ship_journal(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Write the journal of deletes into the store.
+
+    After a loss of the database, `metadata rebuild` deletes again what it names.
+    The daemon of GC does this each minute. For cron, where GC does not run as a daemon.
+    """
+    with context(ctx).system() as system:
+        interrupt_on_sigterm()
+        rows = system.client.journal().ship()
+    emit({"shipped": {"rows": rows}}, as_json, lambda: out.print(f"{count_text(rows, 'row')} of the journal written"))
 
 
 @metadata_app.command("dumps")
@@ -125,6 +141,7 @@ def metadata_rebuild(
         Path | None,
         typer.Option("--list", metavar="FILE", help="Write a line of JSON for each object that you should check."),
     ] = None,
+    processes: Processes = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be read.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -137,7 +154,13 @@ def metadata_rebuild(
         raise InvalidInput("give either --from FILE or --without-dump")
     source = None if from_file is None else file_source(from_file)
     interrupt_on_sigterm()
-    with open_lost(context(ctx).settings()) as (lost, store_id), progress() as bar:
+    settings = context(ctx).settings()
+    with (
+        open_lost(settings) as (opened, store_id),
+        progress() as bar,
+        opening_pool(open_rebuilding, settings, processes) as pool,
+    ):
+        lost = opened if pool is None else replace(opened, share=pool.in_order)
         tasks: dict[str, Any] = {}
 
         def tick(part: str, done: int, in_all: int | None) -> None:
@@ -242,6 +265,19 @@ def _data(rebuilder: Rebuilder, source: DumpSource | None, listed: _Listed) -> d
     }
 
 
+def _journal_text(figures: RebuildFigures, begun: str, missing: int) -> str:
+    if figures.journal_ms is None:
+        return f"none, so objects deleted since {begun} whose bytes still exist have come back"
+    applied = (
+        f"{count_text(figures.deleted, 'version')} deleted again, {count_text(figures.markers, 'delete marker')} back,"
+        f" attributes of {count_text(figures.attributes, 'version')} restored"
+    )
+    later = f"what was deleted after {time_text(figures.journal_ms)} may have come back"
+    return f"{applied}; {later}" + (
+        f"; {count_text(missing, 'part')} of the journal not found or not readable" if missing else ""
+    )
+
+
 def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | None, listed: _Listed) -> None:
     placed = data["placed"]
 
@@ -265,7 +301,7 @@ def _print(data: dict[str, Any], figures: RebuildFigures, source: DumpSource | N
             "kept": f"{count('block', 'block')} in quarantine or not read as a whole,"
             f" {count('held', 'landing copy', 'landing copies')} in quarantine,"
             f" {count('segment', 'landing segment')} not read as a whole",
-            "not known": f"objects deleted since {begun} whose bytes still exist have come back; nothing records which",
+            "journal of deletes": _journal_text(figures, begun, listed.counts["journal"]),
         },
     )
     if placed["unreadable"] or figures.nameless or figures.partial:

@@ -159,7 +159,11 @@ def _cost_rows(cost: dict[str, Any], behind: str | None) -> dict[str, str]:
         rows["raw bytes per live byte"] = f"{cost['raw_bytes_per_live_byte']:.3f}: {parts}"
         waits = cost["landing_bytes_per_live_byte"]
         rows["landing copies"] = f"{waits:.3f} bytes wait per live byte in blocks, in one copy each"
-        rows["as costly as 3 replicas"] = f"at a space amplification of {cost['break_even_space_amplification']:.2f}"
+        most = cost["break_even_space_amplification"]
+        # A store of a few bytes, most of whose stripes is padding.
+        rows["as costly as 3 replicas"] = (
+            f"at a space amplification of {most:.2f}" if most >= 1 else "already without dead bytes"
+        )
     for span, used in cost["usage"].items():
         if used is not None:
             rows[f"last {span}"] = _usage_text(used)

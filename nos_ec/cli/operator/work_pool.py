@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from multiprocessing.util import Finalize
 from threading import Event, Thread
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import typer
 
@@ -47,20 +47,21 @@ Processes = Annotated[
     ),
 ]
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _IdRange = tuple[int, int]
 
 
-class WorkPool:
-    """Runs functions in other processes, each of which opens the store. `work_pool` makes it."""
+class WorkPool(Generic[_S]):
+    """Runs functions in other processes, each of which opens the store. `work_pool` and `opening_pool` make it."""
 
     def __init__(self, executor: ProcessPoolExecutor, processes: int) -> None:
         self._executor = executor
         self.processes = processes
         self._at_a_time = AHEAD * processes
 
-    def in_order(self, work: Callable[[System, _T], _R], items: Iterable[_T]) -> Iterator[_R]:
+    def in_order(self, work: Callable[[_S, _T], _R], items: Iterable[_T]) -> Iterator[_R]:
         """Yield the result of `work` for each item, in order. Raises what `work` raises, and Transient if a process has
         ended."""
         waiting = deque[Future[_R]]()
@@ -77,15 +78,16 @@ class WorkPool:
                 " fewer --processes"
             ) from error
 
-    def packed_pages(self, ranges: Iterable[_IdRange]) -> Iterator[PackedPage]:
-        """Return the pages of a dump with the objects in these ranges (`dump_pages`)."""
-        return chain.from_iterable(self.in_order(_pack, ranges))
+
+def packed_pages(pool: WorkPool[System], ranges: Iterable[_IdRange]) -> Iterator[PackedPage]:
+    """Return the pages of a dump with the objects in these ranges (`dump_pages`)."""
+    return chain.from_iterable(pool.in_order(_pack, ranges))
 
 
 class PoolScrub:
     """Looks at blocks in the processes of a pool, each of which reads a part of `bytes_per_s` (0: no limit)."""
 
-    def __init__(self, pool: WorkPool, bytes_per_s: int) -> None:
+    def __init__(self, pool: WorkPool[System], bytes_per_s: int) -> None:
         self._pool = pool
         self._bytes_per_s = bytes_per_s and max(1, bytes_per_s // pool.processes)
 
@@ -97,7 +99,7 @@ class PoolScrub:
 class PoolLooks:
     """Looks in the processes of a pool. See `nos_ec.engine.check.checker.Looks`."""
 
-    def __init__(self, pool: WorkPool, read: ReadShare) -> None:
+    def __init__(self, pool: WorkPool[System], read: ReadShare) -> None:
         self._pool = pool
         self._read = read
 
@@ -111,17 +113,24 @@ class PoolLooks:
         return chain.from_iterable(self._pool.in_order(_look_at_objects, ranges))
 
 
+def work_pool(settings: Settings, processes: int) -> AbstractContextManager[WorkPool[System] | None]:
+    """Start processes that open the store as other commands do. See `opening_pool`."""
+    return opening_pool(open_system, settings, processes)
+
+
 @contextmanager
-def work_pool(settings: Settings, processes: int) -> Iterator[WorkPool | None]:
+def opening_pool(
+    opens: Callable[[Settings], AbstractContextManager[_S]], settings: Settings, processes: int
+) -> Iterator[WorkPool[_S] | None]:
     """Start this many processes when they are needed, and end them with the block, at once if it raises. Yields None
-    for one process, which is this one.
+    for one process, which is this one. `opens`, a function of a module, opens what the work needs.
 
     They are new processes, not forks, because drivers of databases and of Ceph do not survive a fork."""
     if processes == 1:
         yield None
         return
     others = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (settings,))
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (opens, settings))
     try:
         yield WorkPool(executor, processes)
     except BaseException:
@@ -136,18 +145,18 @@ def work_pool(settings: Settings, processes: int) -> Iterator[WorkPool | None]:
 class _Opened:
     """The store that this process has opened for its work."""
 
-    settings: Settings
-    system: System | None = None
+    opens: Callable[[], AbstractContextManager[Any]]
+    stores: Any = None
     limit: RateLimit | None = None
 
 
-def _begin(settings: Settings) -> None:
+def _begin(opens: Callable[[Settings], AbstractContextManager[Any]], settings: Settings) -> None:
     """Prepare this process, which ends with the command: Ctrl-C interrupts the command, which then ends this process;
     if the command is killed, this process ends by itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log_for_people()
     Thread(target=_end_with_command, name="command", daemon=True).start()
-    _Opened.settings = settings
+    _Opened.opens = partial(opens, settings)
 
 
 def _end_with_command() -> None:
@@ -157,11 +166,12 @@ def _end_with_command() -> None:
     os._exit(1)
 
 
-def _run(work: Callable[[System, _T], _R], item: _T) -> _R:
-    if _Opened.system is None:
-        _Opened.system = open_system(_Opened.settings)
-        Finalize(None, _Opened.system.__exit__, exitpriority=1)
-    return work(_Opened.system, item)
+def _run(work: Callable[[_S, _T], _R], item: _T) -> _R:
+    if _Opened.stores is None:
+        stack = ExitStack()
+        _Opened.stores = stack.enter_context(_Opened.opens())
+        Finalize(None, stack.close, exitpriority=1)
+    return work(_Opened.stores, item)
 
 
 def _pack(system: System, ids: _IdRange) -> list[PackedPage]:

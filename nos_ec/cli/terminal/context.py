@@ -102,21 +102,27 @@ class Context:
 
         return open_system(self.settings())
 
-    def home(self, bucket: str, *, creates: bool = False) -> System:
-        """Open the store, or of several cells the one that holds a bucket. `creates`: an object will be put into it.
-        Raises NotFound, InvalidInput if an object would be put into another cell than that of its bucket, ConfigError,
-        Transient."""
+    def home(self, bucket: str, name: str | None = None, *, creates: bool = False) -> System:
+        """Open the store, or of several cells the one that holds an object of this name in a bucket, or all objects for
+        None. `creates`: an object will be put into it. Raises NotFound, InvalidInput for all objects of a wide bucket,
+        and if an object would be put into another cell than its own, ConfigError, Transient."""
         from nos_ec.composition.cells import open_home
 
         if self.cell is None or not creates:
-            return open_home(self.settings(), bucket, creates=creates)
-        system = open_home(self.whole(), bucket, creates=True, preferred=self.cell)
+            return open_home(self.settings(), bucket, name, creates=creates)
+        system = open_home(self.whole(), bucket, name, creates=True, preferred=self.cell)
         try:
             self.require_home(bucket, system.settings.cell)
         except InvalidInput:
             system.__exit__()
             raise
         return system
+
+    def grouped(self, keys: Sequence[ObjectKey]) -> list[list[ObjectKey]]:
+        """Return keys in groups by cell and bucket. Raises ConfigError, Transient."""
+        from nos_ec.composition.cells import grouped_by_cell
+
+        return grouped_by_cell(self.settings(), keys)
 
     def require_home(self, bucket: str, home: str | None) -> None:
         """Raise InvalidInput if a cell was given that is not the home of this bucket."""

@@ -68,8 +68,8 @@ _MILDEST_FIRST = tuple(
         *(ConfigError(), InvalidInput(), ProblemsFound(), Corrupt()),
     )
 )
-"""Exit codes of which a command on several cells returns the last that occurs. A code that is not listed is the worst,
-and the first of these counts."""
+"""Exit codes in order of severity. A command on several cells returns the most severe one that occurred. Codes that are
+not listed are more severe than these; of several such codes, the first counts."""
 
 
 def most_severe(codes: Sequence[int]) -> int:

@@ -89,8 +89,8 @@ class StandardOutput:
 
     @contextmanager
     def of_cell(self, name: str, width: int, *, as_json: bool) -> Iterator[CellOutput]:
-        """Let what is written in the block be the output of a cell, of whose names the longest has `width` characters:
-        each line begins with the name. JSON is held back instead, for `write_json` at the end of the block."""
+        """Attribute what is written in the block to a cell: each line begins with its name, padded to `width`
+        characters. JSON is held back instead, for `write_json` at the end of the block."""
         with SpooledTemporaryFile[bytes](_HELD_BYTES) as held:
             self._cell = CellOutput(self, b"" if as_json else f"{name}:".ljust(width + 2).encode(), held)
             try:

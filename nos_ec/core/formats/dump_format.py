@@ -152,6 +152,27 @@ def read_dump(read: Read) -> Iterator[DumpContent]:
         raise Corrupt("dump: bytes follow its end")
 
 
+def read_payloads(read: Read) -> Iterator[bytes]:
+    """Yield the payloads of the pages of a verified dump, for `decode_payload`. Raise Corrupt where its frames are
+    damaged, or it ends early."""
+    number, last = 0, b""
+    while (payload := _next_payload(read, number)) is not None:
+        if number > 1:
+            yield last
+        number, last = number + 1, payload
+    end = _decoded(last, number - 1)
+    if not isinstance(end, DumpEnd) or end.frames != number:
+        raise Corrupt("dump: it ends early")
+
+
+def decode_payload(payload: bytes) -> DumpPage:
+    """Decode what `read_payloads` yielded. Raises Corrupt."""
+    content = _decoded(payload, None)
+    if not isinstance(content, DumpPage):
+        raise Corrupt("dump: a frame between its head and its end is not a page")
+    return content
+
+
 def verify_dump(read: Read) -> tuple[DumpHead, Mapping[str, int]]:
     """Read a whole dump, and return its head and how many rows of each table it has. Raise Corrupt."""
     head: DumpHead | None = None
@@ -182,7 +203,18 @@ def _framed(number: int, payload: bytes) -> bytes:
 
 
 def _read_frame(read: Read, number: int) -> DumpContent:
-    header = _read_exactly(read, _FRAME_HEADER.size, number)
+    payload = _next_payload(read, number)
+    if payload is None:
+        raise Corrupt(f"dump: it ends before frame {number} is complete")
+    return _decoded(payload, number)
+
+
+def _next_payload(read: Read, number: int) -> bytes | None:
+    """Return the payload of the next frame, whose checksum fits; None at the end of the input. Raises Corrupt."""
+    begin = read(_FRAME_HEADER.size)
+    if not begin:
+        return None
+    header = begin + _read_exactly(read, _FRAME_HEADER.size - len(begin), number)
     magic, stored_number, length, crc = _FRAME_HEADER.unpack(header)
     if magic != MAGIC:
         raise Corrupt("this is not a dump of nos_ec" if number == 0 else f"dump: frame {number} has no magic")
@@ -193,14 +225,19 @@ def _read_frame(read: Read, number: int) -> DumpContent:
     payload = _read_exactly(read, length, number)
     if _crc(number, payload) != crc:
         raise Corrupt(f"dump: checksum of frame {number} does not match")
+    return payload
+
+
+def _decoded(payload: bytes, number: int | None) -> DumpContent:
+    name = "a frame" if number is None else f"frame {number}"
     try:
         stream = zlib.decompressobj()
         raw = stream.decompress(payload, PAYLOAD_BYTES_MAX)
         if not stream.eof or stream.unused_data:
-            raise Corrupt(f"dump: the payload of frame {number} is too large, incomplete, or followed by other bytes")
+            raise Corrupt(f"dump: the payload of {name} is too large, incomplete, or followed by other bytes")
         content: DumpContent = _decoder.decode(raw)
     except (zlib.error, msgspec.DecodeError) as error:
-        raise Corrupt(f"dump: frame {number}: {error}") from error
+        raise Corrupt(f"dump: {name}: {error}") from error
     return content
 
 

@@ -415,7 +415,7 @@ def first_segment(read: Callable[[int, int], bytes], start: int, end: int) -> Se
 
 
 class _Pieces:
-    """The bytes of a segment, read in pieces, of which one is kept."""
+    """Reads the bytes of a segment in pieces, and keeps the last piece in memory."""
 
     def __init__(self, read: Callable[[int, int], bytes], end: int) -> None:
         self._read = read

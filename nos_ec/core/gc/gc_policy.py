@@ -73,7 +73,7 @@ class StoredBytes:
         return self.stored_bytes > space_amp * self.live_bytes
 
     def less(self, freed_bytes: int) -> StoredBytes:
-        """Return the stored bytes after so many dead bytes were freed."""
+        """Return the stored bytes after this number of dead bytes was freed."""
         return StoredBytes(self.stored_bytes - freed_bytes, self.live_bytes)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from urllib.parse import unquote_plus
 
 from nos_ec.core.errors import Corrupt
 
@@ -24,8 +25,9 @@ EVENT_NAMES = frozenset([*EVENTS, *(f"{name.rpartition(':')[0]}:*" for name in E
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One entry of a configuration: these `events` of keys with this prefix and suffix are sent to `topic`. `arn` is
-    what the client called the topic."""
+    """One entry of a configuration: these `events` of keys with this prefix and suffix are sent to `topic`. `prefix`
+    and `suffix` are URL-encoded, with `+` for a space, as clients send them. `arn` is what the client called the
+    topic."""
 
     id: str
     topic: str
@@ -36,15 +38,19 @@ class Notification:
 
     def wants(self, event: str, name: str) -> bool:
         """Return whether an event of the object with this name is to be sent."""
-        return self._names(event) and name.startswith(self.prefix) and name.endswith(self.suffix)
+        prefix, suffix = self._filters()
+        return self._names(event) and name.startswith(prefix) and name.endswith(suffix)
 
     def overlaps(self, other: Notification) -> bool:
         """Return whether both would send the same event of some key."""
         if not any(self._names(event) and other._names(event) for event in EVENTS):
             return False
-        prefixes = sorted([self.prefix, other.prefix], key=len)
-        suffixes = sorted([self.suffix, other.suffix], key=len)
+        prefixes, suffixes = (sorted(both, key=len) for both in zip(self._filters(), other._filters(), strict=True))
         return prefixes[1].startswith(prefixes[0]) and suffixes[1].endswith(suffixes[0])
+
+    def _filters(self) -> tuple[str, str]:
+        """Return prefix and suffix, decoded."""
+        return unquote_plus(self.prefix), unquote_plus(self.suffix)
 
     def _names(self, event: str) -> bool:
         return event in self.events or f"{event.rpartition(':')[0]}:*" in self.events

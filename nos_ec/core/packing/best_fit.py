@@ -54,9 +54,9 @@ CHUNKS_EMPTY_MAX = 0.01
 """Share of the chunks of a full group that may stay empty. If more do on average, such a group gets another stripe. The
 mixes of docs/PACKING.md leave less: there, longer groups would only make blocks that are not full."""
 _GROUPS_MEAN = 64
-"""This average is taken over about so many groups."""
+"""The average share of empty chunks is taken over about this many groups."""
 _GROUPS_PRIOR = 4
-"""It begins as if so many groups had been filled completely."""
+"""The average begins as if this many groups had been filled completely."""
 
 OVERDUE_WINDOWS = 2
 """Windows of arrivals after which an object is placed at any cost. Objects taken out of turn fit badly: with 1.5
@@ -67,12 +67,12 @@ HELD_WINDOWS = 1
 would wait far longer, and in far greater number, than the window allows."""
 
 WINDOW_GROUPS = 128
-"""A window has at most the bytes of so many groups of `stripes_per_group_max` stripes, 512 MiB by default. For large
+"""A window has at most the bytes of this many groups of `stripes_per_group_max` stripes, 512 MiB by default. For large
 objects, fewer are enough to choose from, and many would reach their deadline before a window is full: then groups are
 short."""
 
 FULL_GROUPS = 2
-"""While the bytes of so many groups of `stripes_per_group_max` stripes wait, a group is filled before it is closed.
+"""While the bytes of this many groups of `stripes_per_group_max` stripes wait, a group is filled before it is closed.
 Otherwise it would have as few stripes as its overdue objects need: half of them empty, if a few large objects are due.
 """
 
@@ -151,7 +151,7 @@ class BestFitMergeList(Generic[P]):
         self._ranges: list[SizeRange] = []
         """The ranges by which rows are planned while objects of similar sizes wait; empty otherwise."""
         self._ranges_until = 0
-        """The ranges are valid until so many objects have arrived."""
+        """The count of arrived objects up to which the ranges are valid."""
         self._gap_max = int(GAP_FRACTION * geometry.chunk_size)
         self._full_room = int(FULL_FRACTION * geometry.chunk_size)
         self.set_window(window, None)

@@ -68,7 +68,7 @@ BENDS = 8
 _SLOPES = [step / 8 for step in (20, 16, 12, 10, 8, 7, 4, 2, 1, 0)]
 """Slopes of the weights before and after the bend, steep ones first."""
 LEAST_STEPS = 64
-"""The smallest object that counts is one of so many, spread evenly over all."""
+"""How many candidates there are for the smallest object that counts. They are spread evenly over all objects."""
 LEAST_TRIED = 4
 """How many of these are tried for the cost, from the smallest."""
 SPANS_TRIED = 32
@@ -123,10 +123,9 @@ def cost_of_rows(rests: Sequence[int], geometry: Geometry, price: int) -> float:
         for step in range(BENDS):
             bend = least + (most - least) * step / BENDS
             below = sum(min(rest, bend) for rest in weighing)
+            parts = [(weight, min(x, bend), max(0.0, x - bend)) for x, weight in (*limits, (bend, bend * wide))]
             for steep, flat in combinations_with_replacement(_SLOPES, 2):
-                base = min(
-                    v - steep * min(x, bend) - flat * max(0.0, x - bend) for x, v in (*limits, (bend, bend * wide))
-                )
+                base = min([weight - steep * lower - flat * upper for weight, lower, upper in parts])
                 best = max(best, base * len(weighing) + steep * below + flat * (total - below))
     return max(0.0, best - sum(ordered))
 

@@ -6,8 +6,8 @@ in addition to full ones (packer.py) holds span x C // rest objects at most, and
     span x C - sum(rests) + price x (span - 1)
 
 With objects of at most a chunk, it is cheapest with as many as it holds. Each larger object also takes its full chunks,
-which the group may lack, so fewer may be better. A group is a sequence of rows of which one also holds the front, and
-its last stripes may stay unwritten. So the cheapest rows are a shortest path over the number of chunks that are left.
+which the group may lack, so fewer may be better. A group is a sequence of rows, one of which also holds the front,
+and its last stripes may stay unwritten. So the cheapest rows are a shortest path over the number of remaining chunks.
 Objects may change places between rows at no cost, so only one row need hold fewer than it can: the packer fills each.
 The cost per object, a ratio, is minimised with Dinkelbach's method: minimise `cost - value x objects`, where `value` is
 the least cost per object found so far, until that finds nothing better (W. Dinkelbach, "On nonlinear fractional
@@ -100,16 +100,17 @@ def _shortest_path(
     """Return, for each number of chunks left up to `chunks`, the rows for which cost - value x objects is least. The
     row next to the front is opened last; without one, the front has chunks of its own."""
     path: list[_Rest] = []
+    weighed = [(row.chunks, row.cost - value * row.objects, row) for row in plain]
     for left in range(chunks + 1):
         alone = -(-front // chunk_size)
         best = _Rest(inf, 0, False, 0, 0)
         if alone <= left:
             cost = (alone + (left - alone) % k) * chunk_size
             best = _Rest(cost, 0, False, 0, cost)
-        for row in plain:
-            if row.chunks <= left:
-                after = path[left - row.chunks]
-                total = row.cost - value * row.objects + after.total
+        for used, weight, row in weighed:
+            if used <= left:
+                after = path[left - used]
+                total = weight + after.total
                 if total < best.total:
                     best = _Rest(total, row.span, False, row.objects + after.objects, row.cost + after.cost)
         for row in behind_front:

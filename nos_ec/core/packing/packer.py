@@ -51,7 +51,7 @@ ATTRIBUTES_ROOM = names_size_max(NAME_RECORD_MAX) - names_size_max(PLAIN_RECORD_
 """Bytes by which the largest object that can be packed is smaller if it has attributes."""
 
 NAMES_AHEAD = 8
-"""An allowance near the front reserves room for so many objects of average name size."""
+"""An allowance near the front reserves room for this many objects of average name size."""
 
 _size_of = attrgetter("size")
 

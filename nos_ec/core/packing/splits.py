@@ -14,14 +14,14 @@ from __future__ import annotations
 
 SPLIT_BYTES = 16 * 1024
 """Bytes of a chunk that may be left empty to save one shard read, by default. On a disk of 14 TB that does 150
-operations a second, so much raw space (22 KiB with 8+3) is worth one read in 48 days."""
+operations a second, the raw space for this (22 KiB with 8+3) is worth one read in 48 days."""
 
 MEAN_MIN = 0.6
 """Share of the price. W1 with a window of 30 was seen to leave half of the default price on average."""
 _MEMORY_GAPS = 1000
-"""The mean is taken over about so many gaps."""
+"""The mean is taken over about this many gaps."""
 _PRIOR_GAPS = 64
-"""The mean begins as if so many chunks had been filled completely."""
+"""The mean begins as if this many chunks had been filled completely."""
 
 
 class Splits:

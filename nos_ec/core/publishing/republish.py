@@ -14,8 +14,8 @@ CLOCK_MARGIN_MS = 60_000
 """How much the clocks of producers and brokers may differ. If they differ by more, an event that still waits may count
 as passed. It is then in the log twice, which does no harm."""
 PERIODS_MAX = 1000
-"""After so many times `republish_ms` (a week with the default), a row is published again even if its event still seems
-to wait: what the log reports about the progress of the group may be wrong."""
+"""After this many times `republish_ms` (a week with the default), a row is published again even if its event still
+seems to wait: what the log reports about the progress of the group may be wrong."""
 
 
 class Publication(NamedTuple):

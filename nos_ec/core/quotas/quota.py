@@ -7,7 +7,7 @@ keys, whose name no client can use, so whatever keeps access keys keeps it: dump
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from nos_ec.core.errors import Corrupt, InvalidInput
 from nos_ec.core.parts import PARTS_BUCKET
@@ -15,6 +15,10 @@ from nos_ec.core.tails import hidden_prefix
 
 _ACCOUNT_PREFIX = "nos_ec:quota:"
 """A colon cannot be in the name of an access key."""
+BEFORE_RECORDS = _ACCOUNT_PREFIX[:-1]
+"""The names of all records with quotas follow this one."""
+ANONYMOUS = "*anonymous*"
+"""Stands for an account whose rates limit all requests without a signature. No account can have this name."""
 LIMIT_MAX = 1 << 62
 RATE_LEASE_PREFIX = "s3-rate-"
 """Prefix of the names of leases by which the processes that limit rates of accounts count each other. They guard no
@@ -39,14 +43,19 @@ class Quota:
         return self != Quota()
 
     @property
+    def limits_usage(self) -> bool:
+        """Return whether bytes or objects are limited, so that the usage must be known."""
+        return replace(self, requests_per_s=None, bytes_per_s=None).has_limits
+
+    @property
     def has_rates(self) -> bool:
         """Return whether requests or their bytes are limited."""
         return self.requests_per_s is not None or self.bytes_per_s is not None
 
     def require_valid(self) -> None:
-        """Raise InvalidInput for limits that are out of range, or a soft limit above the hard one."""
+        """Raise InvalidInput for limits that are not integers or out of range, or a soft limit above the hard one."""
         for name, value in asdict(self).items():
-            if value is not None and not 0 <= value <= LIMIT_MAX:
+            if value is not None and (type(value) is not int or not 0 <= value <= LIMIT_MAX):
                 raise InvalidInput(f"{name} is {value}; it must be 0 to {LIMIT_MAX}")
         if 0 in (self.requests_per_s, self.bytes_per_s):
             raise InvalidInput("a rate must be at least 1 a second; to stop an account, disable its access keys")
@@ -68,9 +77,17 @@ def decode(stored: bytes) -> Quota:
     try:
         quota = Quota(**json.loads(stored))
         quota.require_valid()
-    except (ValueError, TypeError, InvalidInput) as error:
+    except (ValueError, TypeError, RecursionError, InvalidInput) as error:
         raise Corrupt(f"metadata damaged: a quota: {error}") from None
     return quota
+
+
+def limits_usage(stored: bytes) -> bool:
+    """Return whether a stored quota limits bytes or objects. One that is damaged may."""
+    try:
+        return decode(stored).limits_usage
+    except Corrupt:
+        return True
 
 
 def account_record(account: str) -> str:

@@ -87,7 +87,7 @@ def is_stray_part(row: ObjectRow, uploads: Mapping[UploadId, UploadRow]) -> bool
 
 
 def uploads_without_object(metadata: Metadata) -> Iterator[UploadRow]:
-    """Yield the COMPLETED uploads of which no version of an object is composed, including versions in the trash.
+    """Yield the COMPLETED uploads whose parts belong to no version of an object, including versions in the trash.
     Searches the trash once for each page that has uploads without a current or noncurrent version."""
     after: UploadId | None = None
     while page := metadata.uploads_after(after, PAGE_PARTS):

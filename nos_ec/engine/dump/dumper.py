@@ -4,6 +4,8 @@ Pages of objects are read as columns, because that takes a third of the time (do
 rows. Each page is consistent; a rebuild resolves changes between two pages (docs/adr/0024). It relies on the order of
 the tables:
 
+  - The number of the next object of the journal comes before all that it tells about: the dump has all changes that
+    earlier objects name.
   - Blocks come before objects. So the rows of objects, which are read later, know everything that was committed to a
     block by the time its row was read (all of a SEALED block, the first stripes of an open one): an object in it has a
     row, or was dead by then.
@@ -26,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from nos_ec.core.formats.dump_format import DumpPage, PackedPage
 from nos_ec.core.ids import BlockId, LandingId
 from nos_ec.core.states import ObjectState
-from nos_ec.engine.dump import bucket_rows, rows, upload_rows, version_rows
+from nos_ec.engine.dump import bucket_rows, journal, rows, upload_rows, version_rows
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.ports.metadata import Metadata, ObjectColumns, QueueEntry, Rebuilt, Segment
 
@@ -57,6 +59,7 @@ def dump_pages(
     for queued in _queued_pages(metadata):
         # Left out: reservations and copies in quarantine, which may be claimed or released before the dump ends.
         yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
+    yield journal.number_page(metadata)
     yield from upload_rows.upload_pages(metadata)
     for segments in segment_pages(metadata):
         yield rows.landing_segments_page(segments)

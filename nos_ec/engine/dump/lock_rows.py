@@ -38,13 +38,13 @@ def apply_notes(stores: RebuildInput) -> int:
                 error=str(note),
             )
             continue
-        versions = [one for page in _versions_of(note.key, stores.metadata) for one in page if _may_be(note, one)]
+        versions = [one for page in versions_of(note.key, stores.metadata) for one in page if _may_be(note, one)]
         exact = [one for one in versions if one.version == note.version]
         lock = note.lock(note_number(row.key))
         for version in exact or versions:
             known = version.lock or Lock()
             is_sure = exact and known.may_become(lock, put_ms_of(row.version), bypass=True)
-            new = lock if is_sure else _stronger(lock, known)
+            new = lock if is_sure else stronger(lock, known)
             attributes = with_lock(version.attributes, new)
             if attributes != version.attributes and stores.metadata.set_attributes(version, attributes):
                 changed += 1
@@ -72,7 +72,7 @@ def _notes(metadata: Metadata) -> Iterator[ObjectRow]:
             after = page[-1].key.name
 
 
-def _versions_of(key: ObjectKey, metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
+def versions_of(key: ObjectKey, metadata: Metadata) -> Iterator[Sequence[ObjectRow]]:
     """Yield the versions of a key, the current one first."""
     yield list(metadata.rows_of([key]).values())
     yield from noncurrent_of(key, metadata)
@@ -84,7 +84,7 @@ def _may_be(note: LockNote, row: ObjectRow) -> bool:
     return (row.size, row.crc32c) == (note.size, note.crc32c) and apart_ms <= PUT_MS_MAX
 
 
-def _stronger(one: Lock, other: Lock) -> Lock:
+def stronger(one: Lock, other: Lock) -> Lock:
     """Return a lock that protects at least what each of the two protects."""
     retained = [lock for lock in (one, other) if lock.mode is not None]
     mode = max((lock.mode for lock in retained), key=lambda mode: mode is LockMode.COMPLIANCE, default=None)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from nos_ec.core.errors import Corrupt, NotFound, Transient
-from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, read_dump
-from nos_ec.core.ids import BlockId, LandingId, in_log, segment_of
+from nos_ec.core.formats.dump_format import DumpHead, DumpPage, Read, read_dump, read_payloads
+from nos_ec.core.ids import LandingId, in_log, segment_of
 from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.packable import crc_checked
 from nos_ec.ports.block_store import BlockStore
@@ -35,6 +36,7 @@ PUT_MS_MAX = 60_000
 slower PUT is reported as uncertain."""
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +56,60 @@ class DumpSource:
                 if isinstance(found, DumpPage):
                     yield found
 
+    def payloads(self) -> Iterator[bytes]:
+        """Yield its pages, in order, each for `decode_payload`. Raises Corrupt."""
+        with self.open() as read:
+            yield from read_payloads(read)
+
+
+class Share(Protocol):
+    """Gives work to other processes, each of which has opened the stores for itself."""
+
+    def __call__(self, work: Callable[[RebuildInput, _T], _R], items: Iterable[_T]) -> Iterator[_R]:
+        """Yield the result of `work` for each item, in order. Raises what `work` raises, and Transient if a process has
+        ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class RebuildInput:
-    """The stores whose metadata was lost, and `metadata`, the new database, which is empty at first."""
+    """The stores whose metadata was lost, and `metadata`, the new database, which is empty at first. share: gives work
+    that only reads to other processes; None: this process does it."""
 
     metadata: Metadata
     blocks: BlockStore
     landing: LandingStore
     medium: SegmentMedium | None
     clock: Clock
+    share: Share | None = None
 
-    def all_columns(self) -> Iterator[ObjectColumns]:
-        """Yield the existing rows of objects, in pages of columns. Raises Transient."""
-        after = 0
-        while (page := self.metadata.columns_after(after, PAGE_ROWS)).object_id:
+    def in_order(self, work: Callable[[RebuildInput, _T], _R], items: Iterable[_T]) -> Iterator[_R]:
+        """Yield the result of `work`, which only reads, for each item, in order. Raises what `work` raises, Transient.
+
+        Several items are taken before the first result is used if other processes do the work."""
+        return map(partial(work, self), items) if self.share is None else self.share(work, items)
+
+    def columns_between(self, after: int, last: int) -> Iterator[ObjectColumns]:
+        """Yield the rows of objects whose ids are above `after` and at most `last`, in pages of columns. Raises
+        Transient."""
+        while (page := self.metadata.columns_after(after, PAGE_ROWS).up_to(last)).object_id:
             after = page.object_id[-1]
             yield page
+
+    def id_ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of ids that together have all objects, SEARCHED_ROWS in each: `after` and `last`, as for
+        `columns_between`. Raises Transient."""
+        after = 0
+        while (last := self.metadata.last_id_of_page(after, SEARCHED_ROWS)) is not None:
+            yield after, last
+            after = last
 
     def uncommon_objects(self) -> Iterator[Sequence[ObjectRow]]:
         """Yield the existing rows of large and composed objects and of those in hidden buckets, such as parts and
         tails, in pages. Raises Transient."""
-        after = 0
-        while (last := self.metadata.last_id_of_page(after, SEARCHED_ROWS)) is not None:
+        for after, last in self.id_ranges():
             for ids in batches(self.metadata.uncommon_between(after, last), PAGE_ROWS):
                 if found := self.metadata.objects_with(ids):
                     yield [found[object_id] for object_id in sorted(found)]
-            after = last
 
     def read_copy(self, copy: LandingId) -> bytes:
         """Read a landing copy from the landing store or the landing log. Raises NotFound, also if its landing segment
@@ -122,13 +151,13 @@ def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
         yield batch
 
 
-def prefetched(look: Callable[[BlockId], _T], block_ids: Iterable[BlockId]) -> Iterator[tuple[BlockId, _T]]:
+def prefetched(look: Callable[[_T], _R], blocks: Iterable[_T]) -> Iterator[tuple[_T, _R]]:
     """Yield each block with the result of `look`, in order. Calls `look` in READS_AT_A_TIME threads, and raises what it
     raises."""
-    waiting = deque[tuple[BlockId, Future[_T]]]()
+    waiting = deque[tuple[_T, Future[_R]]]()
     with ThreadPoolExecutor(READS_AT_A_TIME) as pool:
-        for block_id in block_ids:
-            waiting.append((block_id, pool.submit(look, block_id)))
+        for one in blocks:
+            waiting.append((one, pool.submit(look, one)))
             if len(waiting) == READS_AT_A_TIME:
                 block, future = waiting.popleft()
                 yield block, future.result()

@@ -20,13 +20,14 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, tee
 
 import google_crc32c
 import msgspec
 
 from nos_ec.core.deadlines import EMPTY_COPY_MS, QUARANTINE_MS
 from nos_ec.core.errors import ConfigError, Conflict, Corrupt, InvalidInput, NotFound
-from nos_ec.core.formats.dump_format import DumpPage
+from nos_ec.core.formats.dump_format import DumpPage, decode_payload
 from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, in_log, record_offset, segment_of, time_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import (
@@ -41,21 +42,31 @@ from nos_ec.core.states import (
     advance_object,
     advance_segment,
 )
-from nos_ec.engine.dump import bucket_rows, lock_rows, rows, tail_rows, upload_rows, version_rows
+from nos_ec.engine.dump import bucket_rows, journal_rows, lock_rows, rows, tail_rows, upload_rows, version_rows
 from nos_ec.engine.dump.counters import count_blocks
+from nos_ec.engine.dump.journal import first_number, journal_since, next_number
 from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, PUT_MS_MAX, DumpSource, RebuildInput, batches, prefetched
+from nos_ec.engine.dump.rebuild_reads import (
+    BLOCKS_AT_A_TIME,
+    BlockToRead,
+    PageToLoad,
+    page_to_load,
+    places_of_range,
+    recovered_block,
+    recovered_blocks,
+    settled_rows,
+)
 from nos_ec.engine.dump.recovered_entries import (
     RecoveredBlock,
     RecoveredEntry,
     maybe_committed,
-    recover_block,
     recover_copies,
     recover_segment,
 )
 from nos_ec.engine.dump.row_rebuilder import RowFigures, RowRebuilder
 from nos_ec.engine.landing.landing_labels import labels_of
 from nos_ec.engine.landing.segment_pages import segment_pages
-from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.metadata import QUARANTINE, BlockRow, ObjectRow, PreparedRows, QueueEntry, Rebuilt, Replay, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
 IDS_MAX = 250_000
@@ -91,7 +102,10 @@ class RebuildFigures:
     blocks that cannot be read completely; unfinished_blocks: blocks that end with an unfinished group. nameless:
     entries of headers whose names cannot be read. partial: incomplete large objects that were put since the dump.
     copies_read: landing copies that nothing refers to. returned: objects that were set back to their landing copies,
-    because their blocks do not exist. gone: removed rows of the dump. access_records: buckets and access keys that were
+    because their blocks do not exist. gone: removed rows of the dump. deleted: versions that were deleted again because
+    the journal names them; markers: delete markers that were added again; attributes: versions that got the attributes
+    in the journal; journal_ms: when the last part of the journal
+    was written (Unix milliseconds). access_records: buckets and access keys that were
     changed since the dump. locks: versions that got the lock in their note. placed: see RowFigures.
     """
 
@@ -109,18 +123,27 @@ class RebuildFigures:
     gone: int = 0
     access_records: int = 0
     locks: int = 0
+    deleted: int = 0
+    markers: int = 0
+    attributes: int = 0
+    journal_ms: int | None = None
     placed: RowFigures | None = None
 
 
 class _State(msgspec.Struct):
     """The saved state of a rebuild. dump: the dump that it loads. pages: how many pages are loaded. new_ids: the first
     id for an object that the dump lacks. placed: whether everything recovered from blocks and landing segments has its
-    rows. Rows that are removed after that must not be replaced with older versions of their objects."""
+    rows. Rows that are removed after that must not be replaced with older versions of their objects. removed_to,
+    replayed_to: the last object of the journal whose entries `remove_deleted` and `replay_versions` have applied.
+    is_settled: whether the rows in the trash have their times."""
 
     dump: str
     pages: int = 0
     new_ids: int = 1
     placed: bool = False
+    removed_to: int = 0
+    is_settled: bool = False
+    replayed_to: int = 0
 
 
 class Rebuilder:
@@ -143,6 +166,7 @@ class Rebuilder:
         self._parts: dict[tuple[ObjectKey, int, int | None], list[RecoveredEntry]] = {}
         """Segments of large objects by key, version, and epoch of their writer: two processes may take one version."""
         self._epoch = 0
+        self._journal_number = 1
         self._unread_segments = 0
         self._unread: list[BlockId] = []
         """Blocks that cannot be read completely."""
@@ -187,10 +211,21 @@ class Rebuilder:
         kill_point("rebuild.tails_settled")
         upload_rows.choose_parts(self._stores, row_rebuilder.exchange)
         kill_point("rebuild.parts_chosen")
-        self._settle_trash()
+        first = first_number(self._source)
+        self._remove_deleted(first, state)
+        kill_point("rebuild.deleted_removed")
+        if not state.is_settled:
+            self._settle_trash()
+        state.is_settled = True
+        self._metadata.load((), (), _encoded(state))
         kill_point("rebuild.trash_settled")
+        self._replay_versions(first, state)
+        kill_point("rebuild.versions_replayed")
         version_rows.order_all(self._metadata, self._now_ms, self._now_ms + TRASHED_MS_MIN)
         kill_point("rebuild.versions_ordered")
+        for part in journal_since(self._stores, first):
+            self.figures.attributes += journal_rows.restore_attributes(part.entries or (), self._metadata)
+        kill_point("rebuild.attributes_restored")
         self.figures.locks = lock_rows.apply_notes(self._stores)
         kill_point("rebuild.locks_applied")
         self._settle_uploads(row_rebuilder)
@@ -203,11 +238,12 @@ class Rebuilder:
         count_blocks(
             self._metadata, self._unread, stripe_size, self._now_ms, lambda done: self._tick("counters", done, blocks)
         )
+        self._journal_number = next_number(self._metadata, first)
         kill_point("rebuild.counted")
 
     def finish(self) -> None:
         """End the rebuild: the store can be opened again."""
-        self._metadata.finish_rebuild(self._blocks.geometry, self._epoch + EPOCHS_LEFT_OUT)
+        self._metadata.finish_rebuild(self._blocks.geometry, self._epoch + EPOCHS_LEFT_OUT, self._journal_number)
         kill_point("rebuild.finished")
 
     # --- the dump -------------------------------------------------------------------------------------
@@ -233,23 +269,40 @@ class Rebuilder:
         done = 0
         kept_ms = self._source.head.begun_ms + EMPTY_COPY_MS // 2
         until_ms: int | None = None
-        for number, page in enumerate(self._source.pages(), 1):
-            if page.table != rows.DELETIONS:
+        loaded = state.pages
+        payloads, again = tee(self._source.payloads())
+        numbered = ((payload, number > loaded) for number, payload in enumerate(payloads, 1))
+        pages = self._stores.in_order(page_to_load, numbered)
+        for number, (found, payload) in enumerate(zip(pages, again, strict=True), 1):
+            if found.table != rows.DELETIONS:
                 until_ms = kept_ms  # later pages of the deletion queue are from its second reading
-            if page.table == rows.OBJECTS:
-                done += page.rows
-            if page.table == rows.BLOCKS:
-                self._dumped |= {row.block_id: row for row in rows.blocks_of(page)}
-            elif page.table == rows.LANDING_SEGMENTS:
-                self._segments |= {row.segment: row for row in rows.landing_segments_of(page)}
-            elif number > state.pages:
-                self._load_page(page, number, state, until_ms)
+            if found.table == rows.OBJECTS:
+                done += found.rows
+            if found.page is not None and found.table == rows.BLOCKS:
+                self._dumped |= {row.block_id: row for row in rows.blocks_of(found.page)}
+            elif found.page is not None and found.table == rows.LANDING_SEGMENTS:
+                self._segments |= {row.segment: row for row in rows.landing_segments_of(found.page)}
+            elif number > loaded:
+                state.pages = number
+                if found.page is not None:
+                    self._load_page(found.page, state, until_ms)
+                elif found.prepared is not None:
+                    self._load_objects(found, found.prepared, payload, state)
+                kill_point("rebuild.page_loaded")
                 self._tick("objects of the dump", done, in_all)
         epochs = [row.epoch for row in self._dumped.values()] + [row.epoch for row in self._segments.values()]
         self._epoch = max(epochs, default=0)
 
-    def _load_page(self, page: DumpPage, number: int, state: _State, kept_ms: int | None) -> None:
-        """Load a page of objects or of the deletion queue, and save the state with it.
+    def _load_objects(self, found: PageToLoad, prepared: PreparedRows, payload: bytes, state: _State) -> None:
+        """Load a page of objects, and save the state with it."""
+        # A page of large objects follows the small ones of the same page of rows, so the ids do not only rise.
+        state.new_ids = max(state.new_ids, (found.last_id // NEW_IDS + 1) * NEW_IDS)
+        self.figures.loaded += found.rows
+        if not self._metadata.load_prepared(prepared, _encoded(state)):
+            self._metadata.load(list(rows.objects_of(decode_payload(payload))), (), _encoded(state))
+
+    def _load_page(self, page: DumpPage, state: _State, kept_ms: int | None) -> None:
+        """Load a page without objects, such as one of the deletion queue, and save the state with it.
 
         Reservations in the queue are left out unless they are doomed: a PUT may have claimed the copy since. Copies in
         quarantine have version 0. They may have been released since, so their quarantine begins anew.
@@ -257,14 +310,7 @@ class Rebuilder:
         kept_ms: entries of copies that are due later are left out, such as the copies of empty objects. The first
         reading of the queue had them, or their objects were put after it. The dump may lack the rows of the latter
         objects, so they are recovered from the labels of the copies."""
-        objects = list(rows.objects_of(page)) if page.table == rows.OBJECTS else []
         queued = list(rows.deletions_of(page)) if page.table == rows.DELETIONS else []
-        state.pages = number
-        if objects:
-            # A page of large objects follows the small ones of the same page of rows, so the ids do not only rise.
-            above = (max(one.row.object_id for one in objects) // NEW_IDS + 1) * NEW_IDS
-            state.new_ids = max(state.new_ids, above)
-        self.figures.loaded += len(objects)
         until_ms = self._now_ms + QUARANTINE_MS
         claimed = [
             replace(one, not_before_ms=max(one.not_before_ms, until_ms), doomed=False) if one.version == 0 else one
@@ -276,8 +322,7 @@ class Rebuilder:
         bucket_rows.load_page(page, self._metadata)
         upload_rows.load_page(page, self._metadata)
         version_rows.load_page(page, self._metadata)
-        self._metadata.load(objects, claimed, _encoded(state))
-        kill_point("rebuild.page_loaded")
+        self._metadata.load((), claimed, _encoded(state))
 
     # --- blocks ---------------------------------------------------------------------------------------
     def _read_blocks(self, row_rebuilder: RowRebuilder | None) -> None:
@@ -285,7 +330,7 @@ class Rebuilder:
         self.figures.blocks = len(listed)
         entered: list[BlockRow] = []
         unread = self._unread_before()
-        for done, (block_id, recovered) in enumerate(prefetched(self._recover_block, listed), 1):
+        for done, (block_id, recovered) in enumerate(self._recovered(listed), 1):
             entered.append(self._row_of(block_id, recovered))
             if recovered is not None:
                 self._there.add(block_id)
@@ -341,25 +386,37 @@ class Rebuilder:
             if entry.part is not None:
                 self._parts.setdefault((entry.key, entry.version, recovered.epoch), []).append(entry)
 
+    def _recovered(self, listed: Sequence[BlockId]) -> Iterator[tuple[BlockId, RecoveredBlock | None]]:
+        """Yield each block, in order, with what was recovered from it; None if it is half deleted. Raises Transient."""
+        if self._stores.share is None:
+            return prefetched(self._recover_block, listed)
+        sealed = (block for _, block in prefetched(self._seal_block, listed))
+        found = self._stores.in_order(recovered_blocks, batches(sealed, BLOCKS_AT_A_TIME))
+        return zip(listed, chain.from_iterable(found), strict=True)
+
     def _recover_block(self, block_id: BlockId) -> RecoveredBlock | None:
-        """Recover the contents of a block, except the stripes that the dump knows; None if it is half deleted. A block
-        that is SEALED in the dump is not read, because it cannot have changed. Runs in several threads."""
+        """Seal and recover a block. Runs in several threads."""
+        block = self._seal_block(block_id)
+        return None if block is None else recovered_block(self._stores, block)
+
+    def _seal_block(self, block_id: BlockId) -> BlockToRead | None:
+        """Seal a block, unless it is SEALED in the dump: then it cannot have changed, and is not read. Returns None if
+        it is half deleted. Runs in several threads."""
         row = self._dumped.get(block_id)
         stripes, data_bytes = (0, 0) if row is None else (row.stripes, row.live_bytes + row.dead_bytes)
+        if row is not None and row.state is BlockState.CONDEMNED:
+            return None
+        if row is not None and row.state is BlockState.SEALED:
+            return BlockToRead(block_id, stripes, stripes, data_bytes, is_known=True)
         try:
-            if row is not None and row.state is BlockState.CONDEMNED:
-                return None
-            if row is not None and row.state is BlockState.SEALED:
-                with suppress(Corrupt):
-                    self._blocks.stripes(block_id)
-                return RecoveredBlock(block_id, stripes, data_bytes, 0, (), 0, None, None)
             # Acknowledged stripes that the block store has lost still count, as in recovery: rows of the dump may point
             # there.
-            return recover_block(self._blocks, block_id, max(self._blocks.seal(block_id), stripes), stripes)
+            there = max(self._blocks.seal(block_id), stripes)
         except NotFound:
             return None
         except Corrupt:
-            return RecoveredBlock(block_id, stripes, data_bytes, 0, (), 0, None, None, is_read=False)
+            return BlockToRead(block_id, stripes, stripes, data_bytes, is_read=False)
+        return BlockToRead(block_id, there, stripes, data_bytes)
 
     def _row_of(self, block_id: BlockId, recovered: RecoveredBlock | None) -> BlockRow:
         """Return the row of a block as if nothing in it were live; `count_blocks` corrects the counters later."""
@@ -503,12 +560,14 @@ class Rebuilder:
         """Remove the rows of the dump whose bytes do not exist: the objects were deleted or overwritten since, or are
         lost."""
         landed = 0
-        for page in self._stores.all_columns():
-            landed += sum(copy is not None for copy in page.landing_id)
-            if lost := set(page.block_id).difference(self._there, (None,)):
-                gone = [one for one, block_id in zip(page.object_id, page.block_id, strict=True) if block_id in lost]
-                self._remove(list(self._metadata.objects_with(gone).values()))
-            if large := page.of_state(ObjectState.LARGE):
+        for found in self._stores.in_order(places_of_range, self._stores.id_ranges()):
+            landed += found.landed
+            if lost := found.blocks - self._there:
+                for page in self._stores.columns_between(found.after, found.last):
+                    places = zip(page.object_id, page.block_id, strict=True)
+                    gone = [object_id for object_id, block_id in places if block_id in lost]
+                    self._remove(list(self._metadata.objects_with(gone).values()))
+            for large in batches(found.large, PAGE_ROWS):
                 rows_of_large = list(self._metadata.objects_with(large).values())
                 self._remove(tail_rows.without_parts(rows_of_large, self._metadata, self._there))
         parts = 1 + landed // IDS_MAX
@@ -573,16 +632,38 @@ class Rebuilder:
                 yield QueueEntry(copy, row.object_id, row.version, self._now_ms, False)
                 return
 
+    # --- the journal of deletes -----------------------------------------------------------------------
+    def _remove_deleted(self, first: int, state: _State) -> None:
+        for one in journal_since(self._stores, max(first, state.removed_to + 1)):
+            changes = journal_rows.remove_deleted(one.entries or (), self._metadata)
+            state.removed_to = one.number
+            self._replay(changes, state)
+            self.figures.journal_ms = one.put_ms
+
+    def _replay_versions(self, first: int, state: _State) -> None:
+        until_ms = self._now_ms + TRASHED_MS_MIN
+        for one in journal_since(self._stores, max(first, state.replayed_to + 1)):
+            changes = journal_rows.replay_versions(one.entries or (), self._metadata, self._now_ms, until_ms)
+            state.replayed_to = one.number
+            self._replay(changes, state)
+
+    def _replay(self, changes: Replay, state: _State) -> None:
+        self._metadata.replay(changes, self._now_ms, _encoded(state))
+        self.figures.deleted += len(changes.removed) + len(changes.trashed)
+        self.figures.markers += len(changes.markers)
+        kill_point("rebuild.journal_applied")
+
     # --- the trash ------------------------------------------------------------------------------------
     def _settle_trash(self) -> None:
         """Set the times of rows in the trash, after the last search for versions there: first of rows that were in the
         trash when the dump was made, then of versions that later ones have replaced. Versions that must stay become
         noncurrent."""
         until_ms = self._now_ms + TRASHED_MS_MIN
-        for page in () if self._source is None else self._source.pages():
-            if page.table == rows.OBJECTS:
-                self._metadata.settle_trash(list(rows.trashed_of(page, until_ms)))
-                self._metadata.settle_versions(list(rows.noncurrent_of(page)))
+        if self._source is not None:
+            payloads = ((payload, until_ms) for payload in self._source.payloads())
+            for trashed, noncurrent in self._stores.in_order(settled_rows, payloads):
+                self._metadata.settle_trash(trashed)
+                self._metadata.settle_versions(noncurrent)
         while replaced := self._rows_without_times():
             rest = version_rows.without_noncurrent(replaced, self._metadata, self._now_ms)
             self._metadata.settle_trash(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from nos_ec.core.attributes import decode_attributes, encode_attributes
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.formats.dump_format import DumpHead, DumpPage, PackedPage, Read, dump_frames, verify_dump
 from nos_ec.core.formats.header import decode_header, decode_names, peek_length
@@ -35,6 +36,8 @@ from nos_ec.ports.metadata import Metadata, PutRequest
 _log = structlog.get_logger(__name__)
 
 PREFIX = "metadata-dump-"
+_JOURNAL = "nos_ec:journal"
+"""The attribute with `StoredDump.journal`."""
 PAGE_OBJECTS = 1000
 AHEAD_MS_MAX = 3_600_000
 """Clocks may differ by up to this many milliseconds."""
@@ -44,11 +47,13 @@ _FRONT = 2 * PAGE
 
 @dataclass(frozen=True, slots=True)
 class StoredDump:
-    """A dump as its row describes it: when it began (Unix milliseconds), and its size in bytes."""
+    """A dump as its row describes it: when it began (Unix milliseconds), its size in bytes, and the number of the first
+    object of the journal that it needs, which is 0 for a dump of an earlier release."""
 
     key: ObjectKey
     begun_ms: int
     size: int
+    journal: int = 0
 
 
 class StoredDumps:
@@ -58,15 +63,20 @@ class StoredDumps:
         self._store = store
         self._large = large
 
-    def write(self, head: DumpHead, pages: Iterable[DumpPage | PackedPage]) -> tuple[StoredDump, dict[str, int]]:
-        """Store a dump and read it back. Returns the dump, and how many rows of each table it has. Raises NoSpace,
-        Corrupt, Transient."""
+    def write(
+        self, head: DumpHead, pages: Iterable[DumpPage | PackedPage], journal: int = 0
+    ) -> tuple[StoredDump, dict[str, int]]:
+        """Store a dump and read it back. journal: the number of the next object of the journal, read before the pages
+        are; with 0, no object of the journal is deleted while the dump exists. Returns the dump, and how many rows of
+        each table it has. Raises NoSpace, Corrupt, Transient."""
         key = ObjectKey(RESERVED_BUCKET, f"{PREFIX}{head.begun_ms:015}")
-        row = self._large.put(PutRequest(key), b"", _Frames(dump_frames(head, pages)))
+        row = self._large.put(
+            PutRequest(key, encode_attributes({_JOURNAL: str(journal)})), b"", _Frames(dump_frames(head, pages))
+        )
         kill_point("dump.stored")
         _, segments = self._store.open(key)
         _, rows = verify_dump(_reader(segments))
-        return StoredDump(key, head.begun_ms, row.size), dict(rows)
+        return StoredDump(key, head.begun_ms, row.size, journal), dict(rows)
 
     def all(self, now_ms: int) -> list[StoredDump]:
         """Return all dumps, oldest first, except that dumps from the future precede the others. Raises Transient."""
@@ -77,7 +87,8 @@ class StoredDumps:
             for row in page:
                 begun_ms = _begun_ms(row.key.name)
                 if row.state is ObjectState.LARGE and begun_ms is not None:
-                    found.append(StoredDump(row.key, begun_ms, row.size))
+                    number = decode_attributes(row.attributes).get(_JOURNAL, "0")
+                    found.append(StoredDump(row.key, begun_ms, row.size, int(number)))
         return sorted(found, key=lambda one: (not is_ahead(one.begun_ms, now_ms), one.begun_ms))
 
     def keep(self, newest: int, now_ms: int) -> int:

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from nos_ec.core.formats.dump_format import DumpPage
-from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
+from nos_ec.core.ids import ACCESS_BUCKET, JOURNAL_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, BlockId, ObjectKey, in_log
 from nos_ec.core.locking.lock_note import note_number
 from nos_ec.core.parts import upload_of_part
 from nos_ec.core.tails import is_tail
 from nos_ec.engine.check.quarantine import HeldKind, held
 from nos_ec.engine.dump import rows
 from nos_ec.engine.dump.bucket_rows import records_since
+from nos_ec.engine.dump.journal import first_number, journal_since
 from nos_ec.engine.dump.lock_rows import unreadable_notes
 from nos_ec.engine.dump.rebuild_input import PAGE_ROWS, DumpSource, RebuildInput, batches
+from nos_ec.engine.dump.rebuild_reads import compared_page
 from nos_ec.engine.dump.rebuilder import NEW_IDS
 from nos_ec.engine.dump.row_rebuilder import is_in_doubt
 from nos_ec.engine.landing.segment_pages import segment_pages
 from nos_ec.engine.landing.unreadable_slots import unreadable_slots
-from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectColumns, ObjectRow
+from nos_ec.ports.metadata import QUARANTINE, ROOT_ACCOUNT, AccessOf, Metadata, ObjectRow
 
-KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "lock", "access")
+KINDS = ("gone", "since", "replaced", "doubt", "trash", "copy", "held", "block", "segment", "lock", "access", "journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Uncertain:
     - `segment`: a landing segment that cannot be read completely, or a slot of the landing log whose owner is unknown.
     - `lock`: a note about the lock of a version that cannot be read. The version has an earlier lock. Its key is not
       known; `version` was its number when it was locked.
+    - `journal`: a part of the journal of deletes that is missing or cannot be read: what it names may have come back.
     - `access`: a bucket or an access key, if it is unknown who may use it.
     """
 
@@ -59,14 +62,14 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
     metadata, now_ms = stores.metadata, stores.clock.now_ms()
     # 1. Compare the objects of the dump with the rows: those that were in the trash first, then the others.
     after, buckets = 0, {RESERVED_BUCKET}
-    for page in _pages(source):
-        after = max(after, max(page.columns["object_id"]) // NEW_IDS * NEW_IDS + NEW_IDS - 1)
-        buckets.update(page.columns["bucket"])
-        unchanged = _unchanged(page, metadata)
-        if len(unchanged) == page.rows:
+    for page in () if source is None else stores.in_order(compared_page, source.payloads()):
+        if page is None:
             continue
-        changed = (object_id not in unchanged for object_id in page.columns["object_id"])
-        page_of_dump = list(rows.objects_of(rows.selected(page, changed)))
+        after = max(after, page.last_id // NEW_IDS * NEW_IDS + NEW_IDS - 1)
+        buckets |= page.buckets
+        if page.changed is None:
+            continue
+        page_of_dump = list(rows.objects_of(page.changed))
         dumped = [one for one in page_of_dump if one.row.trash_until_ms is None]
         kept = [one.row for one in page_of_dump if (one.row.trash_until_ms or 0) > now_ms]
         there = metadata.objects_with([row.object_id for row in kept])
@@ -79,7 +82,7 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
         for one in dumped:
             row = found.get(one.row.key)
             own = now.get(one.row.object_id)
-            if is_tail(one.row.key) or one.row.key.bucket.startswith((ACCESS_BUCKET, LOCKS_BUCKET)):
+            if is_tail(one.row.key) or one.row.key.bucket.startswith((ACCESS_BUCKET, JOURNAL_BUCKET, LOCKS_BUCKET)):
                 continue  # reported with its object, or its bucket or access key
             if own is not None and own.trash_until_ms is not None and own.key.bucket != RESERVED_BUCKET:
                 yield Uncertain("replaced", str(own.key), own.version, own.size)
@@ -108,6 +111,7 @@ def uncertain(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncer
     for row in unreadable_notes(stores):
         yield Uncertain("lock", str(row.key), note_number(row.key), row.size)
     yield from _access(stores, source, buckets)
+    yield from _journal(stores, source)
 
 
 def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncertain]:
@@ -122,40 +126,8 @@ def _in_doubt(page: Iterable[ObjectRow], metadata: Metadata) -> Iterator[Uncerta
 
 
 def _is_of_users(key: ObjectKey) -> bool:
-    is_record = key.bucket in (RESERVED_BUCKET, ACCESS_BUCKET) or key.bucket.startswith(LOCKS_BUCKET)
+    is_record = key.bucket in (RESERVED_BUCKET, ACCESS_BUCKET, JOURNAL_BUCKET) or key.bucket.startswith(LOCKS_BUCKET)
     return not is_record and not is_tail(key)
-
-
-def _pages(source: DumpSource | None) -> Iterator[DumpPage]:
-    """Yield the pages of objects of the dump."""
-    if source is not None:
-        yield from (page for page in source.pages() if page.table == rows.OBJECTS and page.rows)
-
-
-def _unchanged(page: DumpPage, metadata: Metadata) -> set[int]:
-    """Return the ids of the objects of a page that were current versions and still are: nothing about them is
-    uncertain. Reads the rows between its least and its greatest id."""
-    columns = page.tuples(object_id=..., bucket=..., name=..., version=..., trash_until_ms=None, is_noncurrent=0)
-    ids = page.columns["object_id"]
-    after, last = min(ids) - 1, max(ids)
-    if _are_same(page, metadata.columns_after(after, page.rows)):
-        return set(ids)
-    dumped = set(columns)
-    unchanged: set[int] = set()
-    while after < last and (now := metadata.columns_after(after, PAGE_ROWS)).object_id:
-        after = now.object_id[-1]
-        keys = (now.object_id, now.bucket, now.name, now.version)
-        rows_now = zip(*keys, now.trash_until_ms, now.is_noncurrent, strict=True)
-        unchanged.update(one[0] for one in rows_now if one in dumped and one[4:] == (None, False))
-    return unchanged
-
-
-def _are_same(page: DumpPage, now: ObjectColumns) -> bool:
-    """Return whether these rows are those of the page, all of them current versions then and now."""
-    times = (*now.trash_until_ms, *page.columns.get("trash_until_ms", ()))
-    if any(now.is_noncurrent) or any(page.columns.get("is_noncurrent", ())) or any(one is not None for one in times):
-        return False
-    return all(getattr(now, name) == page.columns[name] for name in ("object_id", "bucket", "name", "version"))
 
 
 def _access(stores: RebuildInput, source: DumpSource | None, dumped: Collection[str]) -> Iterator[Uncertain]:
@@ -177,6 +149,23 @@ def _access(stores: RebuildInput, source: DumpSource | None, dumped: Collection[
         for name in names:
             if name not in known:
                 yield Uncertain("access", f"bucket {name}: its owner is unknown, so it belongs to {ROOT_ACCOUNT}")
+
+
+def _journal(stores: RebuildInput, source: DumpSource | None) -> Iterator[Uncertain]:
+    """Yield the parts of the journal of deletes that were not applied, and when it was full."""
+    expected = first_number(source)
+    for part in journal_since(stores, expected):
+        if part.entries is None:
+            about = f"part {part.number}" if part.number == expected else f"parts {expected} to {part.number}"
+            yield Uncertain("journal", f"{about}, from before {_time(part.put_ms)}")
+        if part.gap is not None:
+            since_ms, until_ms = part.gap
+            yield Uncertain("journal", f"entries left out from {_time(since_ms)} to {_time(until_ms)}: it was full")
+        expected = part.number + 1
+
+
+def _time(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _held(metadata: Metadata) -> Iterator[Uncertain]:

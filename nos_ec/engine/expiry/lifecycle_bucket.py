@@ -32,6 +32,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import (
     AddMarker,
     Buckets,
+    BucketState,
     DocumentKind,
     ExpireMarker,
     ExpireVersion,
@@ -132,10 +133,12 @@ class BucketWalk:
         rules: Sequence[ExpiryRule],
         *,
         dry_run: bool = False,
+        documents: BucketState | None = None,
     ) -> None:
         """day_ms: the length of a day. trash_ms: how long the trash keeps deleted objects; 0 for no trash. dry_run:
-        only count."""
+        only count. documents: where those of the bucket are, if not in `metadata`."""
         self._metadata = metadata
+        self._documents = metadata if documents is None else documents
         self._clock = clock
         self._trash_ms = trash_ms
         self._bucket = bucket
@@ -300,7 +303,7 @@ class BucketWalk:
         return aborted
 
     def _versioning(self) -> Versioning | None:
-        document = self._metadata.bucket_document(self._bucket, DocumentKind.VERSIONING)
+        document = self._documents.bucket_document(self._bucket, DocumentKind.VERSIONING)
         return None if document is None else Versioning(document.decode())
 
     def _deletion_times(self) -> tuple[int, int | None]:

@@ -7,15 +7,16 @@ The part that a killed process had not saved is walked again, which changes noth
 numbers of versions that were removed long ago.
 
 A bucket that fails is skipped, and walked again later that day, with waits that double. After FAILURES_MAX failed
-buckets in a row the run ends, because the cause is not the buckets.
+buckets in a row the run ends, because the cause is not the buckets. Wide buckets whose rules are in another cell do not
+count: while that cell is away, all of them fail, and the buckets of this cell are walked.
 
-9  memory holds the rules of BUCKETS_PAGE buckets
+9  memory holds the rules of BUCKETS_PAGE buckets (lifecycle_rules.py)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from threading import Event
@@ -24,14 +25,14 @@ from typing import Any, Protocol
 import structlog
 
 from nos_ec.core.errors import NosError
-from nos_ec.core.expiry import ExpiryRule, decode_rules
+from nos_ec.core.expiry import ExpiryRule
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.expiry.lifecycle_bucket import START, BucketMetadata, BucketWalk, WalkCounts, WalkPosition
+from nos_ec.engine.expiry.lifecycle_rules import FoundRules, LifecycleRules, OtherCells, RuledBucket
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
-from nos_ec.ports.metadata import NOTE_CHARS_MAX, DocumentKind, Notes
+from nos_ec.ports.metadata import NOTE_CHARS_MAX, Notes
 
 LIFECYCLE_NOTE = "lifecycle"
-BUCKETS_PAGE = 20
 FLOORS_PAGE = 1000
 """The most numbers of removed versions that one transaction forgets."""
 RUN_MS_MAX = 300_000
@@ -73,8 +74,17 @@ class WalkState:
 class LifecycleWalk:
     """The daily walk. Several processes may run it at once; each instance belongs to one thread, except its figures."""
 
-    def __init__(self, metadata: LifecycleMetadata, clock: Clock, day_ms: int, trash_ms: int) -> None:
-        """day_ms: the length of a day. trash_ms: how long the trash keeps deleted objects; 0 for no trash."""
+    def __init__(
+        self,
+        metadata: LifecycleMetadata,
+        clock: Clock,
+        day_ms: int,
+        trash_ms: int,
+        others: OtherCells | None = None,
+    ) -> None:
+        """day_ms: the length of a day. trash_ms: how long the trash keeps deleted objects; 0 for no trash. others: the
+        other cells, which have the rules of some wide buckets."""
+        self.rules = LifecycleRules(metadata, others)
         self._metadata = metadata
         self._clock = clock
         self._day_ms = day_ms
@@ -113,25 +123,24 @@ class LifecycleWalk:
             if stop is not None and stop.is_set():
                 return
 
-    def rules(self) -> Iterator[tuple[str, list[ExpiryRule] | None]]:
-        """Yield all buckets with their rules; None for rules that cannot be read. Raises Transient."""
-        after = ""
-        while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, after, BUCKETS_PAGE):
-            for name, body in page:
-                try:
-                    yield name, decode_rules(body)
-                except NosError as error:
-                    _log.error("lifecycle rules not read", bucket=name, error=str(error))
-                    yield name, None
-            after = page[-1][0]
-
     def walk_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> WalkCounts:
-        """Walk one whole bucket, regardless of the walk of the day. dry_run: only count. Raises Transient."""
-        return self.of_bucket(bucket, rules, dry_run=dry_run).walk()
+        """Walk one whole bucket, regardless of the walk of the day. dry_run: only count. Raises what
+        `LifecycleRules.read` raises, Transient."""
+        found = self.rules.read(self.rules.of(bucket))
+        return self.of_bucket(bucket, found._replace(rules=rules), dry_run=dry_run).walk()
 
-    def of_bucket(self, bucket: str, rules: Sequence[ExpiryRule], *, dry_run: bool = False) -> BucketWalk:
+    def of_bucket(self, bucket: str, found: FoundRules, *, dry_run: bool = False) -> BucketWalk:
         """Return a walk of one bucket."""
-        return BucketWalk(self._metadata, self._clock, self._day_ms, self._trash_ms, bucket, rules, dry_run=dry_run)
+        return BucketWalk(
+            self._metadata,
+            self._clock,
+            self._day_ms,
+            self._trash_ms,
+            bucket,
+            found.rules,
+            dry_run=dry_run,
+            documents=found.documents,
+        )
 
 
 class _Run:
@@ -172,13 +181,13 @@ class _Run:
 
     def _walk_rest(self) -> bool:
         """Walk the remaining buckets. Returns whether all of them were walked."""
-        while page := self._metadata.documents_of(DocumentKind.LIFECYCLE, self.state.bucket, BUCKETS_PAGE):
-            for name, body in page:
+        while page := self._lifecycle.rules.page(self.state.bucket):
+            for bucket in page:
                 if self._must_end():
                     return False
-                if not self._walk_one(name, body, self._enter(name)):
+                if not self._walk_one(bucket, self._enter(bucket.name)):
                     return False
-                self.state = replace(self.state, bucket=name)
+                self.state = replace(self.state, bucket=bucket.name)
                 self._leave()
                 self._has_begun = True
         return True
@@ -190,10 +199,7 @@ class _Run:
                 return
             if waits(due_ms, self._clock.now_ms(), RETRY_MS_MAX):
                 continue
-            body = self._metadata.bucket_document(name, DocumentKind.LIFECYCLE)
-            if body is None:
-                self._forget_failure(name)
-            elif not self._walk_one(name, body, self._enter(name)):
+            if not self._walk_one(self._lifecycle.rules.of(name), self._enter(name)):
                 return
             self._leave()
 
@@ -206,7 +212,7 @@ class _Run:
     def _leave(self) -> None:
         self.state = replace(self.state, within="", name="", version=None)
 
-    def _walk_one(self, name: str, body: bytes, after: WalkPosition) -> bool:
+    def _walk_one(self, bucket: RuledBucket, after: WalkPosition) -> bool:
         """Walk one bucket. Returns False if the run must end before the bucket is finished."""
         ended_early = False
 
@@ -219,18 +225,25 @@ class _Run:
             return not ended_early
 
         try:
-            self._lifecycle.of_bucket(name, decode_rules(body)).walk(after, on_page)
+            found = self._lifecycle.rules.read(bucket)
+            if found.rules:
+                self._lifecycle.of_bucket(bucket.name, found).walk(after, on_page)
         except Exception as error:
             self.state = replace(self.state, name=after.name, version=after.version)
-            self._fail(name, error)
+            self._fail(bucket.name, error)
+            if bucket.mark is None:
+                self._failures += 1
+                if self._failures == FAILURES_MAX:
+                    raise
             return True
         if not ended_early:
-            self._failures = 0
-            self._forget_failure(name)
+            if found.rules:
+                self._failures = 0
+            self._forget_failure(bucket.name)
         return not ended_early
 
     def _fail(self, name: str, error: Exception) -> None:
-        """Remember a failed bucket. Raises the error after FAILURES_MAX failures in a row."""
+        """Remember a failed bucket."""
         log = _log.warning if isinstance(error, NosError) else _log.exception
         log("lifecycle rules of a bucket not applied; trying again later", bucket=name, error=str(error))
         tries = self.state.failed.get(name, (0, 0))[0] + 1
@@ -241,9 +254,6 @@ class _Run:
         one = WalkCounts(failed=1)
         self.found += one
         self.state = replace(self.state, failed=failed, done=self.state.done + one)
-        self._failures += 1
-        if self._failures == FAILURES_MAX:
-            raise error
 
     def _forget_failure(self, name: str) -> None:
         left = {other: tries for other, tries in self.state.failed.items() if other != name}

@@ -15,11 +15,13 @@ PAGE_ROWS = 10_000
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What was counted. `drift` is the most by which it may be wrong, because objects were changed meanwhile; None if
-    that is unknown, because the bucket is not metered. `correction` is what the sums lack."""
+    that is unknown, because the bucket is not metered. `correction` is what the sums of a bucket lack that is metered
+    since `since_ms`."""
 
     sums: Sums
     drift: Sums | None
     correction: Sums
+    since_ms: int = 0
 
     @property
     def is_close(self) -> bool:
@@ -58,7 +60,7 @@ class BucketCount:
         # What was changed while pages were read is in some of them: half of it is the best guess.
         meanwhile = after.held - before.held
         known = before.held + Sums(meanwhile.bytes // 2, meanwhile.objects // 2)
-        return Counted(self._sums, after.changed - before.changed, self._sums - known)
+        return Counted(self._sums, after.changed - before.changed, self._sums - known, before.since_ms)
 
     def _current(self) -> SizesPage:
         return self._metadata.current_sizes(self.bucket, self._name(), PAGE_ROWS)

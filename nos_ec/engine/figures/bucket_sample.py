@@ -32,7 +32,7 @@ from nos_ec.ports.metadata import LivingObject, Survival
 RANGES_MAX = 400
 RANGE_IDS = 64
 """Few, so that objects that were stored together, of one bucket, weigh little; a seek costs about as much as reading
-so many rows."""
+this many rows."""
 NEW_DAYS = 7
 ERROR_WIDTH = 2.0
 

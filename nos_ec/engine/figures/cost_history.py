@@ -24,8 +24,9 @@ HISTORY_NOTE = "cost history"
 DAYS_KEPT = 32
 _FUTURE_MAX = 24
 _PAST_MAX = 24 + DAYS_KEPT + 2 + _FUTURE_MAX
-"""Points that are kept, by the clock of the process that records one. For a clock that is ahead, the points of all
-others are past ones, as are those of its own, of which the others keep _FUTURE_MAX."""
+"""How many points are kept that lie in the future or in the past by the clock of the recording process. The past has
+room for _FUTURE_MAX more than a right clock needs, because a process whose clock is ahead sees its own points, too, as
+past ones, which other processes keep as future ones."""
 _UNKNOWN = -1
 
 

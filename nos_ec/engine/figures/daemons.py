@@ -28,10 +28,10 @@ SERVICES = ("producer", "consumer", "gc")
 SEEN_MS = 60_000
 """How often a daemon records that it is alive."""
 SILENT_MS = 3 * SEEN_MS
-"""A daemon that has recorded nothing for so long is dead, or cannot reach the metadata."""
+"""A daemon that has recorded nothing for this long is dead, or cannot reach the metadata."""
 SILENT_RECORDS = SILENT_MS // SEEN_MS
 KEPT_RECORDS = DAY_MS // SEEN_MS
-"""When a daemon has recorded itself so often and the entry of another one has not changed, it removes that entry."""
+"""When a daemon has recorded itself this often while the entry of another one did not change, it removes that entry."""
 DAEMONS_MAX = 64
 ITEMS_MAX = 20
 """The most parked items of a daemon that are recorded: those that failed first. Fewer if the note would be too long."""
@@ -55,7 +55,7 @@ class ParkedItem:
 @dataclass(frozen=True, slots=True)
 class Daemon:
     """A daemon as it was at `seen_ms`. `ended_ms` is when it stopped as asked, or None. `parked` is how many items it
-    had set aside, of which `items` are the first."""
+    had set aside; `items` are the first of them."""
 
     service: str
     process: str

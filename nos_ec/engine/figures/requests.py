@@ -22,6 +22,7 @@ from nos_ec.core.errors import (
     InvalidInput,
     LeaseLost,
     Locked,
+    Moved,
     NosError,
     NoSpace,
     NoSuchUpload,
@@ -34,7 +35,7 @@ from nos_ec.core.errors import (
 from nos_ec.core.histogram import Histogram
 
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-"""From a GET served by a page cache to a PUT that barely met its time-outs."""
+"""The bounds reach from a GET served by a page cache to a PUT that barely met its time-outs."""
 BYTES_BOUNDS = tuple(1024 * 4**power for power in range(11))
 """1 KiB to 1 GiB, in steps of 4."""
 
@@ -67,6 +68,7 @@ ERROR_KINDS: Mapping[type[NosError], str] = {
     PreconditionFailed: "precondition_failed",
     Corrupt: "corrupt",
     Transient: "transient",
+    Moved: "moved",
     NoSpace: "no_space",
     QuotaExceeded: "quota_exceeded",
     Blocklisted: "blocklisted",

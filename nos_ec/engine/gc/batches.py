@@ -35,8 +35,8 @@ class BatchPlanner:
         self._condemned = condemned
 
     def next_batch(self, victims: Sequence[ChosenBlock], refusal: NoSpace | None) -> Batch:
-        """Return the victims to rewrite next: those that fit into the space above the floor, of which each worker has
-        an equal part. The batch is empty when the run has been stopped.
+        """Return the victims to rewrite next: those that fit into this worker's equal share of the space above the
+        floor. The batch is empty when the run has been stopped.
 
         When no victim fits, the grace period of the condemned blocks is cut short. When no condemned block is left, one
         victim may take half of the free space. Only worker 0 does so; the run of another worker is stopped.

@@ -23,8 +23,8 @@ class CollectorOptions:
     price_days_min: float
     """The lowest break-even price, in days, of a block that the policy chooses while enough space is free."""
     waste_ratio_min: float
-    """GC rewrites blocks that waste at least this share of their bytes; with a policy, blocks of which headers and
-    padding alone are this share."""
+    """GC rewrites blocks that waste at least this share of their bytes. With a `policy`, only headers and padding
+    count as waste here."""
     copy_bytes_max: float
     """The most live bytes that one run rewrites; infinity for no limit."""
     block_grace_ms: int

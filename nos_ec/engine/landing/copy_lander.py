@@ -23,7 +23,7 @@ from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.metadata import LandingQueue
 
 BATCHES_MAX = 2
-"""While one batch is written, the next one is recorded. More batches would only be smaller."""
+"""How many batches are under way at a time: one is written while another is recorded. More batches would be smaller."""
 BATCH_OBJECTS_MAX = 64
 BATCH_BYTES_MAX = 8 << 20
 """A batch saves transactions whatever the size of its copies, but all of it waits for its last copy."""

@@ -108,8 +108,8 @@ class LogBypass:
 
 
 class _BothLanded:
-    """The outcome of a batch of which a part went to each place; each part lists the indexes of its copies. The last
-    part with an index counts for it. Raises the error of the first part if no copy landed."""
+    """The outcome of a batch that was divided between log and store. Each part lists the indexes of its copies; if an
+    index is in several parts, the last one counts. Raises the error of the first part if no copy landed."""
 
     def __init__(self, size: int, parts: Sequence[tuple[Sequence[int], LandedBatch | NosError]]) -> None:
         errors = [part for _, part in parts if isinstance(part, NosError)]

@@ -13,7 +13,7 @@ RETRY_WAIT_MS_MAX = 60_000
 
 
 def fresh_room(limits: MediumLimits, records: int) -> int:
-    """Return the most bytes that a batch of so many records can have in an empty segment, with room for its footer."""
+    """Return the most bytes that a batch of this many records can have in an empty segment, besides its footer."""
     return limits.segment_bytes - limits.start - footer_size(records, limits.align)
 
 

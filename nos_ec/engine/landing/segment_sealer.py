@@ -29,8 +29,8 @@ _log = structlog.get_logger(__name__)
 class SegmentSealer:
     """Seals the segments of one log, whose lock guards them. One thread at a time calls `seal`, without the lock.
 
-    `randomness` returns the requested number of random bytes. `take_lsns` returns the first of so many numbers of the
-    log, and is called with the lock.
+    `randomness` returns the requested number of random bytes. `take_lsns` reserves the requested number of record
+    numbers of the log and returns the first one; it is called with the lock.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from typing import Generic, TypeVar
 
 import google_crc32c
 import structlog
@@ -69,6 +70,7 @@ _TURN = 389
 """Has no common factor with _NUMBERS, so that every number is used before one repeats."""
 
 _log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,20 @@ class TailPuts:
 
     put: Callable[[PutRequest, bytes], object]
     size_max: int
+
+
+Record = Callable[[NewLargeObject, Lease, int], T]
+"""Records a large object whose blocks are written under this lease, at this time (Unix milliseconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored(Generic[T]):
+    """A large object that was written, its blocks, and what recording it at `now_ms` has returned."""
+
+    new: NewLargeObject
+    made: Sequence[BlockId]
+    recorded: T
+    now_ms: int
 
 
 class LargeObjects:
@@ -116,12 +132,38 @@ class LargeObjects:
         # 1. Judge the condition early, so that nothing is written in vain.
         if (refusal := self._refusal(request)) is not None:
             raise refusal
+        # 2. Write the blocks, then the tail, then the row.
+        stored = self._store(request, ReadAhead(head, rest), tails, self._metadata.record_large)
+        # 3. Answer with the row of this PUT, or with the refusal of the transaction.
+        if isinstance(stored.recorded, NosError):
+            raise self._refused(stored.new, stored.recorded, stored.made)
+        kill_point("large.recorded")
+        if isinstance(request.step, PartOf) and not stored.recorded:
+            self._require_current_part(stored.new, request.step)
+        return self._row_of(stored.new, stored.now_ms)
+
+    def copy(
+        self, row: ObjectRow, head: bytes, rest: ByteStream, tails: TailPuts | None, record: Record[object]
+    ) -> None:
+        """Store the bytes of a version of another cell, with its number and attributes, and `record` the copy. Durable
+        on return. Raises what `put` raises without a condition, and what `record` raises."""
+        request = PutRequest(row.key, row.attributes)
+        self._store(request, ReadAhead(head, rest), tails, record, version=row.version)
+
+    def _store(
+        self,
+        request: PutRequest,
+        stream: ReadAhead,
+        tails: TailPuts | None,
+        record: Record[T],
+        version: int | None = None,
+    ) -> _Stored[T]:
+        """Write the blocks, the tail, and the row with `record`."""
         with self._lease.lent() as loan:
             made: list[BlockId] = []
             try:
-                # 2. Write the blocks, then the tail, then the row.
                 size_max = 0 if tails is None else tails.size_max
-                new, tail = self._write(request, ReadAhead(head, rest), loan, made, size_max)
+                new, tail = self._write(request, stream, loan, made, size_max, version)
                 kill_point("large.written")
                 if tails is not None and tail:
                     last = new.segments[-1].extent.block_id
@@ -129,9 +171,9 @@ class LargeObjects:
                     del tail
                     kill_point("large.tail_landed")
                 now_ms = self._clock.now_ms()
-                recorded = self._metadata.record_large(new, loan.lease, now_ms)
+                recorded = record(new, loan.lease, now_ms)
             except NosError as error:
-                # 3. After a failure, delete blocks that were created after GC had already collected them.
+                # After a failure, delete blocks that were created after GC had already collected them.
                 for block_id in made:
                     remove_late_block(self._metadata, self._blocks, block_id, self._clock.now_ms(), self._trail)
                 if isinstance(error, NotFound | Conflict) and not loan.renew():
@@ -140,15 +182,9 @@ class LargeObjects:
                         f"{request.key}: its writer stalled for longer than its lease; PUT it again", key=request.key
                     ) from error
                 raise
-            if len(made) > len(new.segments):
-                loan.retire()  # the store refused the other blocks, which stay OPEN
-        # 4. Answer with the row of this PUT, or with the refusal of the transaction.
-        if isinstance(recorded, NosError):
-            raise self._refused(new, recorded, made)
-        kill_point("large.recorded")
-        if isinstance(request.step, PartOf) and not recorded:
-            self._require_current_part(new, request.step)
-        return self._row_of(new, now_ms)
+        if len(made) > len(new.segments):
+            loan.retire()  # the store refused the other blocks, which stay OPEN
+        return _Stored(new, made, recorded, now_ms)
 
     def _refused(self, new: NewLargeObject, refusal: NosError, made: Sequence[BlockId]) -> NosError:
         """Delete the last block, the only one that marks the object as whole, and return the answer to the PUT."""
@@ -212,13 +248,19 @@ class LargeObjects:
         )
 
     def _write(
-        self, request: PutRequest, stream: ReadAhead, loan: Loan, made: list[BlockId], tail_max: int
+        self,
+        request: PutRequest,
+        stream: ReadAhead,
+        loan: Loan,
+        made: list[BlockId],
+        tail_max: int,
+        given_version: int | None,
     ) -> tuple[NewLargeObject, bytes]:
         """Write all segments. Returns the object to record, and the bytes of its tail, at most `tail_max`. Adds the id
         of each block to `made` when it is allocated, so that `made` is correct after a failure, too.
 
-        The version is assigned when the first block is full or the stream has ended. So of two PUTs that fit into a
-        block, the one whose bytes are complete last wins, however early it began."""
+        Unless it is given, the version is assigned when the first block is full or the stream has ended. So of two PUTs
+        that fit into a block, the one whose bytes are complete last wins, however early it began."""
         version = 0
         md5 = hashlib.md5(usedforsecurity=False)
         crc32c = 0
@@ -239,7 +281,7 @@ class LargeObjects:
                 tail = block.cut_tail(tail_max)
                 request = request.with_envelope()  # of the same length, so `front` is still right
             if not segments:
-                version = self._next_version(request)
+                version = self._next_version(request) if given_version is None else given_version
             # The size of a stream is known only at its end, so the last segment carries it and the others have 0.
             about = (version, size, request.attributes) if last else (version, 0, b"")
             segments.append(self._write_block(block, about, loan, made))

@@ -34,7 +34,14 @@ class ObjectLocks:
         shortened. Raises Locked if the retention may not be changed like this, Conflict if the version does not exist
         any more or has other attributes than `row`, InvalidInput (too many attributes), NoSpace, Transient."""
         known = row.lock
-        lock = replace(lock, note=row.version if known is None or not known.note else known.note)
+        self._record(row, replace(lock, note=known.note if known and known.note else row.version), bypass=bypass)
+
+    def copy(self, row: ObjectRow, lock: Lock) -> None:
+        """Give the version of this row, a copy that another cell has made, the lock of the original, with a note of the
+        same number. Raises what `change` raises."""
+        self._record(row, lock, bypass=False)
+
+    def _record(self, row: ObjectRow, lock: Lock, *, bypass: bool) -> None:
         step = LockOf(row, lock, bypass)
         # A rebuild may meet the note without the transaction that would have refused it.
         refusal = step.refusal(self._metadata.lock_times().passed_ms)

@@ -173,7 +173,7 @@ def _each(error: Transient, count: int) -> list[NosError]:
 
 @dataclass(frozen=True, slots=True)
 class _NotLanded:
-    """The outcome of a batch of which nothing landed."""
+    """The outcome of a batch without a copy that landed."""
 
     outcomes: Sequence[NosError]
 

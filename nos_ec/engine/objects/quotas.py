@@ -1,8 +1,9 @@
 """Admits PUTs within the quotas of their bucket and its owner (docs/adr/0058).
 
 A process reads the usage of a bucket with a quota at most every USED_MS. To that it adds what it has admitted since,
-and what is in flight. So a quota may be exceeded by what all other processes store in USED_MS, and no more. What is
-overwritten or deleted makes room when the usage is read again.
+and what is in flight. A PUT that takes longer than USED_MS is judged again while it is read, because other processes do
+not know of it until it is recorded. So a quota may be exceeded by what all other processes store in USED_MS, and no
+more. What is overwritten or deleted makes room when the usage is read again.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ _SCOPES_MAX = 10_000
 
 @dataclass(slots=True)
 class _Scope:
-    """A bucket or an account: `used` is what it held when it was read last, None while it is being counted.
+    """A bucket or an account: `used` is what it held when it was read last, with the read of this number; None while it
+    is being counted.
     `stored_ever` only grows, by what this process stores; `used` includes the first part of that, `in_used`."""
 
     name: str
     quota: Quota = field(default_factory=Quota)
+    read_number: int = 0
     used: Sums | None = None
     stored_ever: Sums = NOTHING
     in_used: Sums = NOTHING
@@ -81,22 +84,34 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Known:
-    """The scopes of a bucket that have limits, as of `read_ms`."""
+    """The scopes of a bucket that have limits, as of `read_ms`. A thread has begun to read them again at `begun_ms`."""
 
     read_ms: int
+    begun_ms: int
     keep_ms: int
     scopes: list[_Scope]
+
+    def is_usable(self, now_ms: int) -> bool:
+        """Return whether this is new enough, or a thread reads it again and it is not much older."""
+        if waits(self.read_ms + self.keep_ms, now_ms, self.keep_ms):
+            return True
+        late_ms = self.keep_ms + USED_MS
+        return waits(self.begun_ms + USED_MS, now_ms, USED_MS) and waits(self.read_ms + late_ms, now_ms, late_ms)
 
 
 class Admission:
     """The room that a PUT takes: what it has announced, or has sent if that is more."""
 
-    def __init__(self, quotas: Quotas, scopes: list[_Scope], key: ObjectKey, announced: Sums) -> None:
+    def __init__(
+        self, quotas: Quotas, bucket: str, scopes: list[_Scope], key: ObjectKey, announced: Sums, now_ms: int
+    ) -> None:
         self._quotas = quotas
+        self._bucket = bucket
         self._scopes = scopes
         self._key = key
         self.room = announced
         self._read = 0
+        self._judged_ms = now_ms
 
     def stream(self, rest: ByteStream) -> ByteStream:
         """Return the stream, whose bytes take room when they are read. Its `read` raises QuotaExceeded."""
@@ -106,6 +121,7 @@ class Admission:
     def read(self, size: int, /) -> bytes | None:
         """See `ByteStream`."""
         piece = self._rest.read(size)
+        self._judged_ms = self._quotas.judge_again(self._bucket, self._key, self._judged_ms)
         if piece:
             self._read += len(piece)
             if self._read > self.room.bytes:
@@ -124,6 +140,7 @@ class Quotas:
         self._lock = Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._scopes: OrderedDict[str, _Scope] = OrderedDict()
+        self._reads = 0
 
     @contextmanager
     def admitted(self, key: ObjectKey, size: int, objects: int = 1) -> Iterator[Admission | None]:
@@ -131,10 +148,10 @@ class Quotas:
         QuotaExceeded, Transient."""
         bucket = metered_bucket(key.bucket)
         scopes = [] if bucket is None else self._scopes_of(bucket)
-        if not scopes:
+        if bucket is None or not scopes:
             yield None
             return
-        admission = Admission(self, scopes, key, Sums(size, objects))
+        admission = Admission(self, bucket, scopes, key, Sums(size, objects), self._clock.now_ms())
         self.take(scopes, admission.room, key)
         stored = False
         try:
@@ -151,6 +168,18 @@ class Quotas:
             for scope in scopes:
                 scope.in_flight += more
 
+    def judge_again(self, bucket: str, key: ObjectKey, judged_ms: int) -> int:
+        """If a PUT was judged longer than USED_MS ago, read the usage again, and raise QuotaExceeded if others have
+        taken its room. Returns when it was judged last. Raises Transient."""
+        now_ms = self._clock.now_ms()
+        if waits(judged_ms + USED_MS, now_ms, USED_MS):
+            return judged_ms
+        scopes = self._scopes_of(bucket)
+        with self._lock:
+            for scope in scopes:
+                scope.require_room(NOTHING, key)
+        return now_ms
+
     def _settle(self, scopes: list[_Scope], room: Sums, *, stored: bool) -> None:
         now_ms = self._clock.now_ms()
         with self._lock:
@@ -164,31 +193,35 @@ class Quotas:
         now_ms = self._clock.now_ms()
         with self._lock:
             known = self._known.get(bucket)
-            if known is not None and waits(known.read_ms + known.keep_ms, now_ms, known.keep_ms):
+            if known is not None and known.is_usable(now_ms):
                 return known.scopes
             if known is not None:
-                known.read_ms = now_ms  # this thread reads it; others use what is known until then
+                known.begun_ms = now_ms  # this thread reads it; others use what is known until then
+            self._reads += 1
+            number = self._reads
             before = {scope.name: scope.stored_ever for scope in (known.scopes if known is not None else ())}
         facts = self._metadata.quota_facts(bucket)
         with self._lock:
             scopes = [
-                self._scope(name, quota, used, before.get(name))
+                self._scope(name, quota, used, before.get(name), number)
                 for name, quota, used in _limits(facts)
-                if quota.has_limits
+                if quota.limits_usage
             ]
-            self._known[bucket] = _Known(now_ms, USED_MS if scopes else FACTS_MS, scopes)
+            self._known[bucket] = _Known(now_ms, now_ms, USED_MS if scopes else FACTS_MS, scopes)
             self._known.move_to_end(bucket)
             while len(self._known) > _SCOPES_MAX:
                 self._known.popitem(last=False)
             return scopes
 
-    def _scope(self, name: str, quota: Quota, used: Sums | None, in_used: Sums | None) -> _Scope:
+    def _scope(self, name: str, quota: Quota, used: Sums | None, in_used: Sums | None, number: int) -> _Scope:
         """Return the scope with what was read. `in_used` was stored before that, so `used` has it. For an account whose
-        other buckets were known before, that is not known: then what it has stored counts twice until the next time."""
+        other buckets were known before, that is not known: then what it has stored counts twice until the next time.
+        Two threads may read an account by two of its buckets, and the one that began first may end last: what it has
+        read is not used."""
         scope = self._scopes.setdefault(name, _Scope(name))
-        scope.quota, scope.used = quota, used
-        if in_used is not None and in_used.objects >= scope.in_used.objects:
-            scope.in_used = in_used
+        if number > scope.read_number:
+            scope.quota, scope.used, scope.read_number = quota, used, number
+            scope.in_used = scope.in_used if in_used is None else in_used
         self._scopes.move_to_end(name)
         while len(self._scopes) > _SCOPES_MAX:
             self._scopes.popitem(last=False)

@@ -1,6 +1,6 @@
-"""PUT, HEAD, DELETE and LIST of the object store. GET: reading.py.
+"""PUT, HEAD, DELETE and LIST of the object store. GET is in reading.py.
 
-1  an acknowledged PUT reads back byte for byte, wherever its bytes are at the moment
+An acknowledged PUT reads back byte for byte, wherever its bytes are at the moment (1 of docs/INVARIANTS.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import google_crc32c
 
 from nos_ec.core.conditions import Condition
 from nos_ec.core.errors import InvalidInput, Locked, NosError, Transient
-from nos_ec.core.ids import ACCESS_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, ObjectKey
+from nos_ec.core.ids import ACCESS_BUCKET, JOURNAL_BUCKET, LOCKS_BUCKET, RESERVED_BUCKET, ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.locking.lock import with_lock
 from nos_ec.core.packing.packer import ATTRIBUTES_ROOM
@@ -42,9 +42,11 @@ from nos_ec.ports.metadata import (
     ObjectSummary,
     PutRequest,
     RenameOf,
+    Sums,
     VersionEntry,
     VersionPage,
 )
+from nos_ec.ports.metadata.buckets import NOTHING
 
 T = TypeVar("T")
 DELETE_BATCH_OBJECTS = 1000
@@ -94,6 +96,11 @@ class Store(ObjectReads):
         """The size in bytes of the largest object that is packed. Larger ones get blocks of their own."""
         return self._options.packed_size_max
 
+    @property
+    def tails(self) -> TailPuts:
+        """Stores the tails of large objects, for `LargeObjects.put`."""
+        return self._tails
+
     # --- writing ----------------------------------------------------------------------------------
     def put(
         self,
@@ -115,8 +122,8 @@ class Store(ObjectReads):
         return self.put_request(PutRequest(key, attributes, condition, versioning), stream)
 
     def put_request(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
-        """Like `put`. The row that is returned has the MD5 of the bytes that were read, even if the object was
-        overwritten meanwhile. Only a request with the `step` of an upload may have a reserved key and reserved
+        """Like `put`. The returned row has the MD5 of the bytes that were read, even if the object was overwritten
+        meanwhile. Only a request with the `step` of an upload may have a reserved key and reserved
         attributes; it also raises NoSuchUpload, or Conflict (see `CompletionOf`)."""
         if request.step is None:
             _refuse_reserved(request.key)
@@ -131,7 +138,7 @@ class Store(ObjectReads):
         Raises Conflict if the version was overwritten, deleted or changed meanwhile, Locked if it is locked, and what
         `put` raises. After a Transient the outcome may be unknown.
         """
-        _refuse_parts(row.key)
+        _refuse_internal(row.key)
         _refuse_reserved(request.key)
         until_ms = self._until_ms(self._clock.now_ms(), permanently=False)
         try:
@@ -141,7 +148,11 @@ class Store(ObjectReads):
 
     def put_record(self, request: PutRequest, stream: ByteStream) -> ObjectRow:
         """Like `put_request`, for records of the store itself, which have reserved keys and attributes."""
-        if self._quotas is None or isinstance(request.step, CompletionOf | RenameOf):
+        step = request.step
+        # The parts of a completed upload are counted already, and a rename frees as many bytes as it stores, unless the
+        # old version stays.
+        needs_no_quota = isinstance(step, CompletionOf) or (isinstance(step, RenameOf) and step.versioning is None)
+        if self._quotas is None or needs_no_quota:
             return self._put(request, stream)
         with self._quotas.admitted(request.key, request.length or 0) as admission:
             return self._put(request, stream if admission is None else admission.stream(stream))
@@ -155,30 +166,38 @@ class Store(ObjectReads):
         if request.lock is not None:
             request = replace(request, attributes=with_lock(request.attributes, request.lock))
         has_attributes = request.attributes or request.envelope is not None
-        small_max = self._options.packed_size_max - (ATTRIBUTES_ROOM if has_attributes else 0)
+        small_max = self.record_bytes_max if has_attributes else self._options.packed_size_max
         head = read_up_to(stream, small_max + 1)
         request = request.with_envelope()
         return self._put_small(request, head) if len(head) <= small_max else self._put_large(request, head, stream)
 
+    @property
+    def record_bytes_max(self) -> int:
+        """The size, in bytes, up to which an object with attributes is packed with others."""
+        return self._options.packed_size_max - ATTRIBUTES_ROOM
+
     def put_many(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> list[ObjectRow]:
         """Store several small objects without attributes as one batch, either all or none, for bulk loads.
 
-        Raises InvalidInput when one is larger than `packed_size_max` (use `put`), QuotaExceeded, NoSpace, Transient.
+        Raises InvalidInput if an object is larger than `packed_size_max` (use `put`) or its key is reserved,
+        QuotaExceeded, NoSpace, Transient.
         """
         self._metadata.require_event_room({key.bucket for key, _ in objects})
         self.require_small(objects)
         puts = [(self._new_object(PutRequest(key), data), data) for key, data in objects]
         with ExitStack() as admitted:
             if self._quotas is not None:
-                for bucket in {key.bucket for key, _ in objects}:
-                    sizes = [len(data) for key, data in objects if key.bucket == bucket]
-                    key = next(key for key, _ in objects if key.bucket == bucket)
-                    admitted.enter_context(self._quotas.admitted(key, sum(sizes), len(sizes)))
+                taken: dict[str, tuple[ObjectKey, Sums]] = {}
+                for key, data in objects:
+                    first, sums = taken.get(key.bucket, (key, NOTHING))
+                    taken[key.bucket] = first, sums + Sums(len(data), 1)
+                for first, sums in taken.values():
+                    admitted.enter_context(self._quotas.admitted(first, sums.bytes, sums.objects))
             rows = self._puts.batches.store_puts(puts, together=True)
         return [row for row in rows if isinstance(row, ObjectRow)]
 
     def require_small(self, objects: Sequence[tuple[ObjectKey, bytes]]) -> None:
-        """Raise InvalidInput if `put_many` does not take one of these objects."""
+        """Raise InvalidInput if an object is too large for `put_many`, or its key is reserved."""
         for key, data in objects:
             _refuse_reserved(key)
             if len(data) > self._options.packed_size_max:
@@ -189,7 +208,7 @@ class Store(ObjectReads):
     def set_attributes(self, key: ObjectKey, attributes: bytes) -> ObjectRow:
         """Replace the attributes of the current version, durably. Its bytes and its version number stay. Returns its
         row. Raises InvalidInput (attributes that belong to the store), NotFound, Transient."""
-        _refuse_parts(key)
+        _refuse_internal(key)
         for _ in range(READ_TRIES):
             row = self._metadata.get(key)
             if self.set_attributes_of(row, attributes):
@@ -212,7 +231,7 @@ class Store(ObjectReads):
         """Delete an object, durably. It moves to the trash, if there is one, unless `permanently` is set. Returns its
         last row. Raises InvalidInput (a part of an upload), NotFound, PreconditionFailed (the `condition` does not
         hold), Locked (a lock protects it)."""
-        _refuse_parts(key)
+        _refuse_internal(key)
         now_ms = self._clock.now_ms()
         try:
             row = self._metadata.delete(key, now_ms, self._until_ms(now_ms, permanently), condition)
@@ -229,7 +248,7 @@ class Store(ObjectReads):
         the objects: those stay, and the others are deleted.
         """
         for key in keys:
-            _refuse_parts(key)
+            _refuse_internal(key)
         rows: list[ObjectRow] = []
         locked: Locked | None = None
         for first in range(0, len(keys), DELETE_BATCH_OBJECTS):
@@ -277,7 +296,8 @@ class Store(ObjectReads):
     def list_versions(
         self, bucket: str, prefix: str, delimiter: str, after: tuple[str, int | None], limit: int, budget_ms: int
     ) -> VersionPage:
-        """Like `list_entries`, for all versions and delete markers, after a name and a version of it."""
+        """Like `list_entries`, for all versions and delete markers. `after` is a name and the number of one of its
+        versions; None means after all versions of the name, or after the folder."""
         return self._metadata.list_versions(bucket, prefix, delimiter, after, limit, budget_ms)
 
     def head(self, key: ObjectKey) -> ObjectRow:
@@ -306,7 +326,7 @@ class Store(ObjectReads):
         return self._metadata.list_summaries(bucket, prefix, delimiter, after, limit, budget_ms)
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
-        """Return one page of the buckets that have an object."""
+        """Return one page of the names of buckets that have an object, after the name `after`."""
         return self._metadata.list_buckets(after, limit)
 
     # --- parts ------------------------------------------------------------------------------------
@@ -324,7 +344,8 @@ class Store(ObjectReads):
 
     def _put_large(self, request: PutRequest, head: bytes, rest: ByteStream) -> ObjectRow:
         key = request.key
-        if isinstance(request.step, CompletionOf | LockOf):
+        step = request.step
+        if isinstance(step, CompletionOf | LockOf) or (isinstance(step, RenameOf) and step.completion is not None):
             raise InvalidInput(f"{key} has too many parts for the stripes of this store; use larger ones", key=key)
         try:
             return self._large.put(request, head, rest, self._tails)
@@ -333,15 +354,20 @@ class Store(ObjectReads):
 
 
 def _refuse_reserved(key: ObjectKey) -> None:
+    """Raise InvalidInput for a key in one of the store's own buckets, in which users cannot store objects."""
     if key.bucket == RESERVED_BUCKET or hidden_prefix(key.bucket) is not None:
         raise InvalidInput(f"{key}: the bucket {key.bucket} is the store's own; use another name", key=key)
 
 
-def _refuse_parts(key: ObjectKey) -> None:
+def _refuse_internal(key: ObjectKey) -> None:
+    """Raise InvalidInput, with the reason, for an object that the store keeps for itself, such as a part of an upload.
+    Users cannot delete or change it directly."""
     if is_parts_bucket(key.bucket):
         raise InvalidInput(f"{key} is a part of an upload; abort the upload, or delete its object", key=key)
     if key.bucket == ACCESS_BUCKET:
         raise InvalidInput(f"{key} is the store's own record of a bucket or access key", key=key)
+    if key.bucket == JOURNAL_BUCKET:
+        raise InvalidInput(f"{key} is a part of the store's own journal of deletes", key=key)
     if key.bucket.startswith(LOCKS_BUCKET):
         raise InvalidInput(f"{key} is the store's own note about a lock", key=key)
     if hidden_prefix(key.bucket) is not None:

@@ -11,7 +11,7 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Conflict, NosError, NotFound
+from nos_ec.core.errors import Conflict, Moved, NosError, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.sums import Summed
@@ -116,9 +116,13 @@ class TrashCan:
         return total
 
     def _purge_expired(self, rows: Sequence[ObjectRow], beat: Beat) -> list[ObjectRow]:
-        """Remove all rows at once, or one by one if that fails."""
+        """Remove all rows at once, or one by one if that fails. Rows of buckets that are moved between cells stay: the
+        cell that serves a bucket removes them, and the others when they are purged."""
         try:
             return self.purge(rows)
+        except Moved as moved:
+            rows = [row for row in rows if row.key.bucket not in moved.buckets]
+            return self._purge_expired(rows, beat) if rows else []
         except Exception as error:
             _log.warning("expired objects cannot be removed together; trying one by one", error=str(error))
         gone: list[ObjectRow] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from threading import Event
 
@@ -38,7 +38,16 @@ from nos_ec.engine.objects.streams import ByteStream
 from nos_ec.engine.packable import combine_crc32c
 from nos_ec.engine.retry_queue import BackOff
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import CompletionOf, Metadata, ObjectRow, PartOf, PutRequest, UploadRow, UploadState
+from nos_ec.ports.metadata import (
+    CompletionOf,
+    Metadata,
+    ObjectRow,
+    PartOf,
+    PutRequest,
+    RenameOf,
+    UploadRow,
+    UploadState,
+)
 
 PAGE_PARTS = 1000
 COMPLETE_TRIES = 10
@@ -137,14 +146,16 @@ class MultipartUploads:
         versioning: Versioning | None = None,
         lock: Lock | None = None,
         seal: Seal | None = None,
+        rename: RenameOf | None = None,
     ) -> ObjectRow:
         """Make one object of the parts, durably, with this lock. choose: given all parts, returns the parts of the
         object, at least one and in ascending order of their numbers, and its attributes; its errors are passed on. It
         is called again, after a wait, if another part was stored meanwhile. The other parts are deleted. seal: adds the
-        envelope, if the parts are encrypted, as all or none must be.
+        envelope, if the parts are encrypted, as all or none must be. rename: the rename that the object completes.
 
-        Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), InvalidInput (too many
-        attributes), Corrupt (a part is damaged, or encrypted otherwise than the upload), NoSpace, Transient.
+        Raises NoSuchUpload, PreconditionFailed or NotFound (the condition does not hold), Conflict (the source of the
+        rename was changed, or a part was stored during it), Locked, InvalidInput (too many attributes), Corrupt (a part
+        is damaged, or encrypted otherwise than the upload), NoSpace, Transient.
         """
         for tries in range(COMPLETE_TRIES):
             if tries:
@@ -158,13 +169,16 @@ class MultipartUploads:
             if manifest.is_encrypted is (seal is None):
                 raise Corrupt(f"{current.key}: its upload is encrypted, or its parts, but not both; abort the upload")
             attributes = attributes if seal is None else seal(manifest, chosen, attributes)
-            step = CompletionOf(current.upload_id, current.revision)
+            completion = CompletionOf(current.upload_id, current.revision)
+            step = completion if rename is None else replace(rename, completion=completion)
             request = PutRequest(current.key, composed(attributes, composition), condition, versioning, step, lock)
             try:
                 made = self._store.put_request(request, BytesIO(encode_manifest(manifest)))
             except Locked:
                 raise
             except Conflict:
+                if rename is not None:
+                    raise
                 continue
             kill_point("upload.completed")
             # 3. Delete the other parts.

@@ -61,9 +61,9 @@ COMMIT_TRIES = 5
 COMMIT_RETRY_WAIT_MS = 500
 
 LONG_GROUP_MS_MAX = 60_000
-"""For this long, sources of a group that was begun are waited for, and windows are appended to it. It is far less than
-the time between two polls after which a message log considers a consumer dead, because a consumer that loses partitions
-finishes its groups first."""
+"""How long the writer of a group that was begun waits for its sources and appends windows to it. This is far less than
+the time between two polls after which a message log considers a consumer dead, because a consumer that loses
+partitions finishes its groups first."""
 
 
 @dataclass(frozen=True, slots=True)

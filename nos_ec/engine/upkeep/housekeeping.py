@@ -1,5 +1,5 @@
 """Regular work of a daemon in addition to its own job: recovery, the reaper, the trimmer of the landing log, the lock
-time, and sometimes surveys of the lifetimes of objects and of the sizes of headers.
+time, buckets whose movers died, and sometimes surveys of the lifetimes of objects and of the sizes of headers.
 
 The reaper may have a backlog of hours, so recovery and the trimmer run again between its batches. A failure of recovery
 does not stop the reaper.
@@ -21,6 +21,7 @@ from nos_ec.engine.landing.copy_forward import CopyForward, ForwardResult
 from nos_ec.engine.landing.trimmer import Trimmer, TrimResult
 from nos_ec.engine.retry_queue import RetryQueue
 from nos_ec.engine.upkeep.lock_clock import LockClock
+from nos_ec.engine.upkeep.move_recovery import MoveRecovery
 from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.engine.upkeep.recovery import Recovery, RecoveryResult
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
@@ -64,10 +65,11 @@ class Housekeeping:
         survey: Survey | None = None,
         headers: HeaderSurvey | None = None,
         lock_clock: LockClock | None = None,
+        moves: MoveRecovery | None = None,
     ) -> None:
         """trimmer: deletes segments of the landing log. forward: writes stragglers of the landing log again. Both are
         None without a landing log. survey: None with a single stream. headers: None for no survey of headers.
-        lock_clock: None if other processes advance the lock time."""
+        lock_clock: None if other processes advance the lock time. moves: None in a store without cells."""
         self._recovery = recovery
         self._reaper = reaper
         self._trimmer = trimmer
@@ -75,6 +77,7 @@ class Housekeeping:
         self._survey = survey
         self._headers = headers
         self._lock_clock = lock_clock
+        self._moves = moves
         self._clock = clock
         self._wait_ms = wait_ms
         self.done = HousekeepingResult()
@@ -114,6 +117,11 @@ class Housekeeping:
                         self._lock_clock.run_once()
                     except Transient as error:
                         _log.warning("lock time not advanced; trying again", error=str(error))
+                if self._moves is not None:
+                    try:
+                        self._moves.run_once()
+                    except Transient as error:
+                        _log.warning("moves of buckets not checked; trying again", error=str(error))
                 if isinstance(recovered, Exception):
                     failure = failure or recovered
                 else:

@@ -1,7 +1,8 @@
 """Rebuilds the shards of a lost disk, block by block.
 
-A run finds the blocks that lack a shard in the shard folders alone. So the next run continues one that was stopped or
-killed. A note in the metadata shows other processes how many blocks still lack shards.
+A run finds the blocks that lack a shard by comparing the shard folders, so it needs no state of its own: after a run
+was stopped or killed, the next run continues its work. A note in the metadata shows other processes how many blocks
+still lack shards.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ NAMED_MAX = 20
 """The most failures, and the most damaged shards, that a result names."""
 
 SHORTAGE_NOTE = "shard shortage"
+"""The name of the note in the metadata."""
 
-_IN_OTHER_HANDS = frozenset({BlockState.OPEN, BlockState.FENCED, BlockState.CONDEMNED})
+_UNFINISHED = frozenset({BlockState.OPEN, BlockState.FENCED, BlockState.CONDEMNED})
+"""A writer, recovery or GC has yet to seal or delete blocks in these states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +83,16 @@ class RebuildCounters:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What the last run of any process left to do. short: as `BlockStore.blocks_short`. failed: how many blocks it
-    could not rebuild completely."""
+    """The work that the last run of any process left. `short` is the result of `BlockStore.blocks_short`; `failed` is
+    the number of blocks that the run could not rebuild completely."""
 
     short: Mapping[int, int]
     failed: int
 
 
 def read_shortage(notes: Notes) -> Shortage | None:
-    """Return what the last run left. None if no run has ended yet, or if another release wrote the note. Raises
-    Transient."""
+    """Return what the last run left to do, or None if no run has ended yet or the note of another release cannot be
+    read. Raises Transient."""
     try:
         data = json.loads(notes.note(SHORTAGE_NOTE) or "{}")
         return Shortage({int(shards): int(blocks) for shards, blocks in data["short"].items()}, int(data["failed"]))
@@ -98,8 +101,8 @@ def read_shortage(notes: Notes) -> Shortage | None:
 
 
 def _write_shortage(notes: Notes, result: RebuildResult) -> None:
-    """Store what the run left, and replace the note of an earlier run. The run has done its work, so an error is only
-    logged."""
+    """Store what the run left to do, in place of the note of an earlier run. An error is only logged, because the
+    rebuild itself is complete."""
     text = json.dumps({"short": dict(result.short), "failed": result.unreadable + result.failed}, sort_keys=True)
     try:
         stored = notes.note(SHORTAGE_NOTE)
@@ -225,7 +228,7 @@ class ShardRebuild:
         )
 
     def _lost(self, block_id: BlockId, done: RebuiltBlock) -> list[int]:
-        """Return the unreadable stripes that hold objects. The end of an interrupted append does not hold any."""
+        """Return the unreadable stripes that hold objects. An interrupted append leaves stripes without objects."""
         if not done.unreadable:
             return []
         used: set[int] = set()
@@ -249,7 +252,7 @@ class ShardRebuild:
             row = self._metadata.block(block_id)
         except NotFound:
             return True
-        return row.state in _IN_OTHER_HANDS or not row.live_objects
+        return row.state in _UNFINISHED or not row.live_objects
 
     def run(self, stop: Event, wait_ms: int, beat: Beat = unwatched) -> None:
         """Find and rebuild the blocks that lack a shard every `wait_ms`, until `stop` is set."""

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import NosError, NotFound
+from nos_ec.core.errors import NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import UploadId, parts_bucket, parts_prefix
 from nos_ec.core.sums import Summed
@@ -94,19 +94,21 @@ class UploadReaper:
             beat(0)
             if stop is not None and stop.is_set():
                 return total
-            gone = self._metadata.delete_many([part.key for part in parts], self._clock.now_ms())
+            gone = self._metadata.delete_parts(row, [part.key for part in parts], self._clock.now_ms())
+            if gone is None:
+                return total  # a mover has brought the bucket back, with these parts
             kill_point("upload.parts_deleted")
             total += ReapedUploads(parts=len(gone), bytes=sum(part.size for part in gone))
-        self._metadata.forget_upload(row.upload_id)
+        self._metadata.forget_upload(row)
         kill_point("upload.forgotten")
         return total + ReapedUploads(uploads=1)
 
     def _is_used(self, row: UploadRow) -> bool:
-        """Return whether a version of its key is composed of the upload. That happens only if rows are damaged."""
-        with suppress(NotFound):
-            if _is_of(self._metadata.get(row.key), row):
-                return True
-        return any(_is_of(one, row) for page in noncurrent_of(row.key, self._metadata) for one in page)
+        """Return whether a version of its key is composed of the upload. That happens only if rows are damaged. The
+        bucket may have been moved to another cell."""
+        current = self._metadata.rows_of([row.key]).values()
+        older = (one for page in noncurrent_of(row.key, self._metadata) for one in page)
+        return any(_is_of(one, row) for one in chain(current, older))
 
 
 def _is_of(version: ObjectRow, upload: UploadRow) -> bool:

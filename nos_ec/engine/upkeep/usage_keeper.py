@@ -1,25 +1,26 @@
 """Keeps the sums of metered buckets: folds changes, and counts buckets that have become metered (docs/adr/0058).
 
-A bucket is metered while it has a document of kind QUOTA, or its owner has a quota. One process at a time does this
-work. Two would do no harm, because folding removes exactly what it has added up, and counting again yields the same.
+A bucket is metered while it has a document of kind QUOTA, or its owner has a quota of bytes or objects. One process at
+a time does this work. Two do no harm, because folding removes exactly what it has added up, and the result of a count
+is used once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from threading import Event
-from typing import Protocol
 
 import structlog
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.quotas.quota import account_of, account_record
+from nos_ec.core.quotas.quota import account_of, account_record, limits_usage
 from nos_ec.engine.figures.bucket_count import BucketCount
+from nos_ec.engine.figures.quota_use import QuotaUse, UseMetadata, nearest_to_quota
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata import AccessKeys, Buckets, BucketUsage, DocumentKind, Usage
+from nos_ec.ports.metadata import Buckets, BucketUsage, DocumentKind
 from nos_ec.ports.metadata.buckets import METERED_MS
 
 _log = structlog.get_logger(__name__)
@@ -37,37 +38,45 @@ FAILED_WAIT_MS = 5000
 COUNT_AFTER_MS = METERED_MS + 10_000
 """A bucket is counted so long after it became metered. By then, every process adds its changes, and transactions that
 began before have ended."""
+COUNT_LOOKS = 4
+"""A daemon counts a bucket when it has seen it so often, too: the clock of the process that metered it may be behind,
+and its own may jump. So COUNT_AFTER_MS have passed, even if a jump brings one of these looks forward."""
 COUNT_PAGES = 20
 """Pages of a turn."""
 TRIES_MAX = 5
 """How often a bucket is counted, while 1 % or more is changed meanwhile, before the last result is taken."""
 _PAGE_BUCKETS = 1000
 SHOWN_BUCKETS = 100
-"""Buckets with metrics of their own: each is two series in Prometheus."""
-
-
-class KeptMetadata(Usage, Buckets, AccessKeys, Protocol):
-    """The parts of the metadata that this work needs."""
+"""Buckets that change most, which have metrics of their own: each is two series in Prometheus."""
+SHOWN_QUOTAS = 100
+QUOTAS_MS = 60_000
+"""How often the quotas are read that are nearly used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageShown:
-    """How many buckets are metered, and the usage of those that change most, at most SHOWN_BUCKETS."""
+    """How many buckets are metered; the usage of those that are always shown, and of at most SHOWN_BUCKETS others that
+    change most; and the buckets and accounts that use the greatest shares of their quotas, at most SHOWN_QUOTAS."""
 
     metered: int = 0
-    busiest: Sequence[BucketUsage] = ()
+    buckets: Sequence[BucketUsage] = ()
+    nearest: Sequence[QuotaUse] = ()
 
 
 class UsageKeeper:
     """One thread runs it. Any thread may read `shown`."""
 
-    def __init__(self, metadata: KeptMetadata, clock: Clock) -> None:
+    def __init__(self, metadata: UseMetadata, clock: Clock, always_shown: Collection[str] = ()) -> None:
+        """`always_shown`: the buckets that are shown even if others change more."""
         self._metadata = metadata
         self._clock = clock
-        self._look_ms = self._review_ms = 0
+        self._always_shown = frozenset(always_shown)
+        self._look_ms = self._review_ms = self._quotas_ms = 0
         self._to_count: list[str] = []
         self._count: BucketCount | None = None
         self._tries = 0
+        self._looks: dict[str, tuple[int, int]] = {}
+        self._looks_min = 0
         self.shown = UsageShown()
 
     def turn(self) -> bool:
@@ -85,6 +94,9 @@ class UsageKeeper:
         if not waits(self._look_ms, now_ms, LOOK_MS):
             self._look(now_ms)
             self._look_ms = now_ms + LOOK_MS
+        if self.shown.metered and not waits(self._quotas_ms, now_ms, QUOTAS_MS):
+            self.shown = replace(self.shown, nearest=nearest_to_quota(self._metadata, SHOWN_QUOTAS))
+            self._quotas_ms = now_ms + QUOTAS_MS
         is_counting = self._count_some(now_ms)
         return is_counting or folded >= FOLD_ROWS * FOLDS_MAX
 
@@ -94,8 +106,10 @@ class UsageKeeper:
             pass
 
     def _review(self, now_ms: int) -> None:
-        """Meter exactly the buckets that have the document."""
-        wanted, metered = set(self._wanted()), {one.bucket for one in self._usages()}
+        """Meter exactly the buckets that need it. Metered buckets are read first: one that becomes metered meanwhile
+        would otherwise seem not to need it."""
+        metered = {one.bucket for one in self._usages()}
+        wanted = set(self._wanted())
         for bucket in sorted(wanted - metered):
             self._metadata.meter_bucket(bucket, now_ms)
             kill_point("usage.metered")
@@ -104,17 +118,22 @@ class UsageKeeper:
 
     def _look(self, now_ms: int) -> None:
         """Find the buckets that are to be counted, and those that metrics show."""
-        metered, to_count, busiest = 0, [], list[BucketUsage]()
+        looks: dict[str, tuple[int, int]] = {}
+        metered, to_count, named, busiest = 0, [], list[BucketUsage](), list[BucketUsage]()
         for one in self._usages():
             metered += 1
-            if _is_to_be_counted(one, now_ms):
-                to_count.append(one.bucket)
-            elif one.counted_ms is not None:
-                busiest.append(one)
+            if one.counted_ms is None:
+                since_ms, seen = self._looks.get(one.bucket, (one.since_ms, 0))
+                looks[one.bucket] = one.since_ms, seen + 1 if since_ms == one.since_ms else 1
+                if _is_to_be_counted(one, now_ms) and looks[one.bucket][1] >= self._looks_min:
+                    to_count.append(one.bucket)
+            else:
+                (named if one.bucket in self._always_shown else busiest).append(one)
             if len(busiest) >= 2 * SHOWN_BUCKETS:
                 busiest = nlargest(SHOWN_BUCKETS, busiest, key=_activity)
-        self._to_count = to_count
-        self.shown = UsageShown(metered, nlargest(SHOWN_BUCKETS, busiest, key=_activity))
+        self._to_count, self._looks = to_count, looks
+        shown = [*named, *nlargest(SHOWN_BUCKETS, busiest, key=_activity)]
+        self.shown = UsageShown(metered, shown, self.shown.nearest if metered else ())
 
     def _wanted(self) -> Iterator[str]:
         after = ""
@@ -131,7 +150,8 @@ class UsageKeeper:
                 account = account_of(record.access_key)
                 if account is None:
                     return
-                yield account
+                if limits_usage(record.secret):
+                    yield account
             after = page[-1].access_key
 
     def _usages(self) -> Iterator[BucketUsage]:
@@ -165,7 +185,7 @@ class UsageKeeper:
                     bytes_off_max=found.drift.bytes,
                     objects_off_max=found.drift.objects,
                 )
-            self._metadata.settle_usage(count.bucket, found.correction, now_ms)
+            self._metadata.settle_usage(count.bucket, found.since_ms, found.correction, now_ms)
             kill_point("usage.counted")
             _log.info("bucket counted", bucket=count.bucket, bytes=found.sums.bytes, objects=found.sums.objects)
         self._to_count = [bucket for bucket in self._to_count if bucket != count.bucket]
@@ -174,6 +194,7 @@ class UsageKeeper:
     def run(self, stop: Event, may_work: Callable[[], bool]) -> None:
         """Work until `stop` is set, while `may_work` returns true. A failure of the metadata is logged, and the work is
         tried again."""
+        self._looks_min = COUNT_LOOKS
         while not stop.is_set():
             try:
                 wait_ms = 0 if may_work() and self.turn() else IDLE_WAIT_MS
@@ -204,4 +225,4 @@ def buckets_of(metadata: Buckets, account: str) -> Iterator[str]:
 
 
 def _is_to_be_counted(one: BucketUsage, now_ms: int) -> bool:
-    return one.counted_ms is None and not waits(one.since_ms + COUNT_AFTER_MS, now_ms, COUNT_AFTER_MS)
+    return not waits(one.since_ms + COUNT_AFTER_MS, now_ms, COUNT_AFTER_MS)

@@ -23,7 +23,7 @@ from nos_ec.gateway.auth.log_target import LogTarget, decode_target
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
 from nos_ec.gateway.auth.session_tokens import SessionTokens, invalid_token
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, CannedAcl, DocumentKind, KeyState, Rights
+from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, BucketState, CannedAcl, DocumentKind, KeyState, Rights
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.object_lock import LockConfiguration, lock_configuration
 from nos_ec.s3.policy import Policy, deny_everything, policy_of, session_policy_of
@@ -151,11 +151,12 @@ class Access:
         remember_ms: int,
         random: Callable[[int], bytes],
         keys: AccountsMetadata | None = None,
+        buckets: BucketState | None = None,
     ) -> None:
         """`random` returns the given number of cryptographically secure random bytes. `keys` has the access keys if
         `metadata` does not, because it is that of a cell. Then a key that was looked up stays known for STALE_MS while
-        they cannot be read."""
-        self._metadata = metadata
+        they cannot be read. `buckets` has the buckets if `metadata` does not."""
+        self._metadata: BucketState = buckets or metadata
         self._access_keys = keys or metadata
         self._masters = masters
         self.tokens = SessionTokens(masters, random)

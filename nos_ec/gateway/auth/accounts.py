@@ -10,13 +10,13 @@ from heapq import merge
 from itertools import groupby
 from typing import Protocol
 
-from nos_ec.core.errors import ConfigError, InvalidInput, NotFound
+from nos_ec.core.errors import ConfigError, InvalidInput, Moved, NotFound
 from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
 from nos_ec.core.quotas.quota import account_of
 from nos_ec.gateway.auth.key_ring import is_of_ring
 from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import AccessKey, AccessKeys, BucketRow, Buckets, CannedAcl, KeyState, Rights
+from nos_ec.ports.metadata import AccessKey, AccessKeys, BucketRow, Buckets, BucketState, CannedAcl, KeyState, Rights
 from nos_ec.ports.metadata.buckets import NOTE_BYTES_MAX
 
 ACCESS_KEY_CHARS = 20
@@ -49,9 +49,17 @@ class AccountsMetadata(Buckets, AccessKeys, Protocol):
 class Accounts:
     """Manages access keys, buckets and grants."""
 
-    def __init__(self, metadata: AccountsMetadata, clock: Clock, random: Callable[[int], bytes]) -> None:
-        """`random` returns the given number of cryptographically secure random bytes."""
+    def __init__(
+        self,
+        metadata: AccountsMetadata,
+        clock: Clock,
+        random: Callable[[int], bytes],
+        changed: BucketState | None = None,
+    ) -> None:
+        """`random` returns the given number of cryptographically secure random bytes. `changed` has the buckets to be
+        changed if `metadata` does not, because they are wide."""
         self._metadata = metadata
+        self._changed: BucketState = changed or metadata
         self._clock = clock
         self._random = random
 
@@ -153,10 +161,9 @@ class Accounts:
         """Create a private bucket of this account, or return the existing one unchanged if the account owns it. Raises
         InvalidInput, Transient."""
         require_account(owner)
-        if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name.startswith(RESERVED_BUCKET):
-            raise InvalidInput(f"{name!r} cannot be the name of a bucket")
-        self._metadata.create_bucket(name, owner, CannedAcl.PRIVATE, self._clock.now_ms())
-        row = self._metadata.bucket(name)
+        require_bucket(name)
+        self._changed.create_bucket(name, owner, CannedAcl.PRIVATE, self._clock.now_ms())
+        row = self._changed.bucket(name)
         if row is None or row.owner != owner:
             whose = "nobody" if row is None else row.owner
             raise InvalidInput(
@@ -167,19 +174,22 @@ class Accounts:
     def give_bucket(self, bucket: str, account: str) -> None:
         """Make an account the owner of a bucket. Raises InvalidInput, NotFound, Transient."""
         require_account(account)
-        if not self._metadata.set_bucket_owner(bucket, account, self._clock.now_ms()):
+        if not self._changed.set_bucket_owner(bucket, account, self._clock.now_ms()):
             raise _no_bucket(bucket)
 
     def grant(self, bucket: str, account: str, rights: Rights) -> None:
         """Replace the rights of an account in a bucket of another owner. Raises InvalidInput, NotFound, Transient."""
         require_account(account)
-        if not self._metadata.grant(bucket, account, rights, self._clock.now_ms()):
+        if not self._changed.grant(bucket, account, rights, self._clock.now_ms()):
             raise _no_bucket(bucket)
 
     def buckets(self, owner: str | None) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
-        """Yield the buckets of one account, or of all for None, each with the rights granted to other accounts. Raises
-        InvalidInput, Transient."""
-        for row in self._all_buckets() if owner is None else self._buckets_of(owner):
+        """Yield the buckets of one account, or of all for None, each with the rights granted to other accounts. The
+        list of all buckets leaves out those that another cell serves. Raises InvalidInput, Transient."""
+        if owner is None:
+            yield from self._all_buckets()
+            return
+        for row in self._buckets_of(owner):
             yield row, self._metadata.grants(row.name)
 
     def _buckets_of(self, owner: str) -> Iterator[BucketRow]:
@@ -189,11 +199,14 @@ class Accounts:
             yield from page
             after = page[-1].name
 
-    def _all_buckets(self) -> Iterator[BucketRow]:
+    def _all_buckets(self) -> Iterator[tuple[BucketRow, dict[str, Rights]]]:
         for name, _ in groupby(merge(self._recorded(), self._holding_objects(), key=str.encode)):
-            row = self._metadata.bucket(name)
+            try:
+                row, grants = self._metadata.bucket(name), self._metadata.grants(name)
+            except Moved:
+                continue
             if row is not None and name != RESERVED_BUCKET:
-                yield row
+                yield row, grants
 
     def _recorded(self) -> Iterator[str]:
         after = ""
@@ -227,6 +240,12 @@ def require_account(account: str) -> None:
     """Raise InvalidInput if this is not a valid name of an account."""
     if not _ACCOUNT.fullmatch(account):
         raise InvalidInput(f"{account!r} is not a valid account: use 1 to 64 letters, digits and any of . _ @ + -")
+
+
+def require_bucket(name: str) -> None:
+    """Raise InvalidInput if this cannot be the name of a bucket."""
+    if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name.startswith(RESERVED_BUCKET):
+        raise InvalidInput(f"{name!r} cannot be the name of a bucket")
 
 
 def rights_of(text: str) -> Rights:

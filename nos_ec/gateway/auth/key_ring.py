@@ -7,16 +7,20 @@ objects, also in old blocks and dumps, name keys by their numbers, so no key is 
 
 A key may belong to a KMS key, which has a name. Such keys encrypt the objects that ask for that KMS key (SSE-KMS), and
 the others those that ask for none (SSE-S3). The secret of a record is the key in hexadecimal, after `kms`, the name of
-the KMS key and spaces if it belongs to one. With a key service it is `service`, the name, and the key as the service
-has encrypted it. Such a key is asked for when it is first needed, and kept in memory.
+the KMS key and spaces if it belongs to one. With a key service it is `service`, the name, the key as the service has
+encrypted it, and a MAC that only this key can have made: objects that were encrypted with another key, because the
+service returned a wrong one, could never be decrypted. Records of older programs lack the MAC until they are wrapped
+again. Such a key is asked for when it is first needed, and kept in memory.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nos_ec.core.encryption.envelope import KEY_NUMBER_MAX
 from nos_ec.core.errors import ConfigError, Corrupt, InvalidInput, NosError, Transient
@@ -33,6 +37,7 @@ _NOTE = "encrypts objects"
 _OF_KMS, _OF_SERVICE = "kms", "service"
 _KMS_KEY = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z_.-]{0,62}[0-9A-Za-z_])?")
 """The name of a KMS key, as Vault's transit engine accepts it."""
+_CHECK_BYTES = 16
 _PAGE = 100
 REMEMBER_MS = 10_000
 """How long a process remembers which key is the newest, or that there is none."""
@@ -56,6 +61,17 @@ def check_kms_key(name: str) -> str:
     return name
 
 
+class _Wrapped(NamedTuple):
+    """A key as the key service has encrypted it, and its MAC in hexadecimal, which is empty if the record lacks it."""
+
+    text: str
+    check: str
+
+    def fits(self, number: int, key: bytes) -> bool:
+        """Return whether this may be the key."""
+        return len(key) == KEY_BYTES and (not self.check or hmac.compare_digest(self.check, _check(number, key)))
+
+
 class RingMetadata(AccessKeys, Protocol):
     """The parts of the metadata that a key ring needs."""
 
@@ -75,7 +91,7 @@ class KeyRing:
         self._service = service
         self._lock = Lock()
         self._unwrapping = Lock()
-        self._wrapped: dict[int, str] = {}
+        self._wrapped: dict[int, _Wrapped] = {}
         self._known: dict[int, bytes] = {}
         self._kms_keys: dict[int, str] = {}
         self._unreadable: dict[int, NosError] = {}
@@ -157,10 +173,8 @@ class KeyRing:
             self._look_up()
             self._missed_ms = None if number in self._known or number in self._wrapped else now_ms
 
-    def _unwrapped(self, number: int, wrapped: str) -> bytes:
-        key = self._require_service().unwrap(self._kms_keys[number], wrapped)
-        if len(key) != KEY_BYTES:
-            raise Corrupt(f"key {number} of the store: the key service returned a damaged key")
+    def _unwrapped(self, number: int, wrapped: _Wrapped) -> bytes:
+        key = self._require_service().unwrap(self._kms_keys[number], wrapped.text, partial(wrapped.fits, number))
         self._known[number] = key
         return key
 
@@ -180,22 +194,24 @@ class KeyRing:
         for number, old in wrapped.items():
             try:
                 changed += self._wrap_one_again(number, old, random)
-            except (ConfigError, Corrupt) as error:  # the other keys can still be changed
+            except NosError as error:  # the other keys can still be changed
                 failure = failure or error
         if failure is not None:
             raise failure
         return changed
 
-    def _wrap_one_again(self, number: int, old: str, random: Callable[[int], bytes]) -> bool:
+    def _wrap_one_again(self, number: int, old: _Wrapped, random: Callable[[int], bytes]) -> bool:
         service, kms_key = self._require_service(), self._kms_keys[number]
-        new = service.wrap_again(kms_key, old)
+        new = service.wrap_again(kms_key, old.text)
         record = self._metadata.access_key(_name(number))
-        if new.split(":")[1] == old.split(":")[1] or record is None:
+        if record is None or (old.check and new.split(":")[1] == old.text.split(":")[1]):
             return False
         # The old record is the only one, and running processes would not notice that the new one is wrong.
-        if service.unwrap(kms_key, new) != service.unwrap(kms_key, old):
+        key = service.unwrap(kms_key, old.text, partial(old.fits, number))
+        if service.unwrap(kms_key, new) != key:
             raise Corrupt(f"key {number} of the store: the key service returned another key; the record stays as it is")
-        sealed = self._masters.seal(record.access_key, f"{_OF_SERVICE} {kms_key} {new}", random(NONCE_BYTES))
+        secret = _secret_of_service(number, kms_key, new, key)
+        sealed = self._masters.seal(record.access_key, secret, random(NONCE_BYTES))
         return self._metadata.change_access_key(record.access_key, secret=sealed, instead_of=record.secret)
 
     def _found(self, number: int) -> bytes:
@@ -230,26 +246,26 @@ class KeyRing:
             if number > KEY_NUMBER_MAX:
                 raise InvalidInput(f"the store has {KEY_NUMBER_MAX} keys that encrypt objects, which is the maximum")
             name, key = _name(number), random(KEY_BYTES)
-            secret = key.hex() if kms_key is None else self._secret_of_kms(kms_key, key)
+            secret = key.hex() if kms_key is None else self._secret_of_kms(number, kms_key, key)
             sealed = self._masters.seal(name, secret, random(NONCE_BYTES))
             now_ms = self._clock.now_ms()
             self._metadata.add_access_key(AccessKey(name, ROOT_ACCOUNT, sealed, KeyState.DISABLED, now_ms, _NOTE))
             self._remember(number, key, kms_key)
             return number
 
-    def _secret_of_kms(self, kms_key: str, key: bytes) -> str:
+    def _secret_of_kms(self, number: int, kms_key: str, key: bytes) -> str:
         if self._service is None:
             return f"{_OF_KMS} {kms_key} {key.hex()}"
         wrapped = self._service.wrap(kms_key, key)
         if self._service.unwrap(kms_key, wrapped) != key:
             raise Corrupt("the key service does not return the key that it was given")
-        return f"{_OF_SERVICE} {kms_key} {wrapped}"
+        return _secret_of_service(number, kms_key, wrapped, key)
 
-    def _remember(self, number: int, key: bytes | str, kms_key: str | None) -> None:
+    def _remember(self, number: int, key: bytes | _Wrapped, kms_key: str | None) -> None:
         """Remember a key, or a wrapped one."""
         if kms_key is not None:
             self._kms_keys[number] = kms_key
-        if isinstance(key, str):
+        if isinstance(key, _Wrapped):
             self._wrapped[number] = key
         else:
             self._known[number] = key
@@ -293,11 +309,12 @@ class KeyRing:
                         self._unreadable[number] = error  # the other keys can still be used
             after = page[-1].access_key
 
-    def _opened(self, record: AccessKey) -> tuple[bytes | str, str | None]:
+    def _opened(self, record: AccessKey) -> tuple[bytes | _Wrapped, str | None]:
         try:
-            *of_kms, text = self._masters.open(record.access_key, record.secret).split(" ")
-            if len(of_kms) == 2 and of_kms[0] == _OF_SERVICE:
-                return text, of_kms[1]
+            words = self._masters.open(record.access_key, record.secret).split(" ")
+            if len(words) in (3, 4) and words[0] == _OF_SERVICE:
+                return _Wrapped(words[2], "".join(words[3:])), words[1]
+            *of_kms, text = words
             key = bytes.fromhex(text)
         except ConfigError as error:
             raise ConfigError(
@@ -311,6 +328,14 @@ class KeyRing:
         if len(key) != KEY_BYTES or not is_known_form:
             raise Corrupt(f"{record.access_key}: the key is damaged, or a newer version of nos-ec added it")
         return key, of_kms[1] if of_kms else None
+
+
+def _secret_of_service(number: int, kms_key: str, wrapped: str, key: bytes) -> str:
+    return f"{_OF_SERVICE} {kms_key} {wrapped} {_check(number, key)}"
+
+
+def _check(number: int, key: bytes) -> str:
+    return hmac.digest(key, b"wrapped " + _name(number).encode(), "sha256")[:_CHECK_BYTES].hex()
 
 
 def _name(number: int) -> str:

@@ -57,8 +57,8 @@ class SessionTokens:
         self._secret_keys = masters.derived("session secret")[1]
 
     def issue(self, session: Session) -> Credentials:
-        """Return new credentials of a session. Raises S3Error (PackedPolicyTooLarge) for a policy of which hardly
-        anything can be compressed, such as one of random characters of other scripts."""
+        """Return new credentials of a session. Raises S3Error (PackedPolicyTooLarge) if the policy is too long even
+        after compression, such as one of random characters that are not ASCII."""
         access_key = KEY_PREFIX + base64.b32encode(self._random(_KEY_RANDOM_BYTES)).decode()
         nonce, encoded = self._random(NONCE_BYTES), _encoded(session)
         sealed = self._ciphers[self._present].encrypt(nonce, zlib.compress(encoded), access_key.encode())

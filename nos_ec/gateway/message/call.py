@@ -18,8 +18,8 @@ from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Payload, Signed
 
 Decide = Callable[[Mapping[str, str], Mapping[str, str]], Rights]
-"""Returns the rights that a policy adds, given the tags of the object and the tags that the request gives it by other
-ways than a header. Raises AccessDenied if the policy denies the request."""
+"""Returns the rights that a policy adds, given the tags of the object, and the tags or the lock that the request gives
+it by other ways than a header (`RequestFacts.sent`). Raises AccessDenied if the policy denies the request."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class Call:
     `operation` is its name in the S3 API reference. `sender` is None for an anonymous request. `bucket` and `key` are
     empty if the request names none. `access` describes the bucket; it is None for an operation without a bucket, or
     whose bucket need not exist. `received_ms` is when the request was received. `allowed` are the rights that the
-    policy of the bucket adds for this operation. If that depends on tags that are not known yet, `decide` is set, and
-    until it is called with them, the account has no rights.
+    policy of the bucket adds for this operation. If that depends on tags or on a lock that are not known yet, `decide`
+    is set, and until it is called with them, the account has no rights.
     """
 
     request: Request
@@ -97,12 +97,12 @@ class Call:
         if self.decide is None:
             self.require(rights)
 
-    def require_with(self, rights: Rights, tags: Mapping[str, str], sent_tags: Mapping[str, str]) -> None:
-        """Raise AccessDenied unless the account has all of these rights for an object with these tags. `sent_tags` are
-        the tags that the request gives the object by other ways than a header."""
+    def require_with(self, rights: Rights, tags: Mapping[str, str], sent: Mapping[str, str]) -> None:
+        """Raise AccessDenied unless the account has all of these rights for an object with these tags. `sent` is
+        what the request gives the object by other ways than a header (`RequestFacts.sent`)."""
         if self.decide is None:
             self.require(rights)
-        elif self.access is None or rights not in self.access.rights_of(self.account) | self.decide(tags, sent_tags):
+        elif self.access is None or rights not in self.access.rights_of(self.account) | self.decide(tags, sent):
             raise denied()
 
     def require_account(self) -> str:

@@ -47,6 +47,7 @@ from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.request import Request
 
 HEADER = "x-amz-server-side-encryption"
+_HEADER = HEADER.encode()
 KMS_KEY_HEADER = f"{HEADER}-aws-kms-key-id"
 _BUCKET_KEY_HEADER = f"{HEADER}-bucket-key-enabled"
 CUSTOMER = "customer"
@@ -119,6 +120,10 @@ class Encryption:
             customers = customer_key(call.request)
             assert customers is not None
             return f"{CUSTOMER} {upload_check(customers.key, upload_id, call.object_key).hex()}"
+        return self.method_of_upload(method)
+
+    def method_of_upload(self, method: str) -> str:
+        """Return a method other than CUSTOMER, always with the name of a KMS key. Raises what `require_key` raises."""
         kms_key = self._ring.kms_key(self.require_key(method)[0])
         return AES256 if kms_key is None else with_kms_key(kms_key)
 
@@ -233,7 +238,9 @@ class Encryption:
     def customers_key(self, row: ObjectRow, request: Request, *, of_source: bool = False) -> CustomerKey | None:
         """Return the key of the customer with which a request reads an object; None if the object needs none. Raises
         InvalidRequest if the object needs one and the request has none, or the other way round, AccessDenied if it is
-        another key, and what `customer_key` raises."""
+        another key, InvalidArgument for a header of PUTs, and what `customer_key` raises."""
+        if not of_source and _HEADER in request.header_values:
+            raise invalid_argument(f"The header {HEADER} is for writing only; a read needs no such header.", HEADER)
         sent = customer_key(request, of_source=of_source)
         envelope = row.envelope if row.attributes else None
         if envelope is None or not envelope.is_of_customer:

@@ -1,4 +1,4 @@
-"""Translates errors of the store to errors of S3."""
+"""Translates the store's errors to S3 errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 def to_s3_error(error: Exception, **about: str) -> S3Error:
-    """Return the error of S3 for an exception. Logs it with `about`, unless the client caused it."""
+    """Return the S3 error for an exception. Logs the exception with the fields `about`, unless the client caused it."""
     if isinstance(error, S3Error):
         return error
     if isinstance(error, InvalidInput):
@@ -50,6 +50,16 @@ def to_s3_error(error: Exception, **about: str) -> S3Error:
     else:
         _log.error("request failed", exc_info=error, **about)
     return S3Error("InternalError", "We encountered an internal error. Please try again.")
+
+
+def headers_of_error(error: S3Error) -> dict[str, str]:
+    """Return the headers of the answer to a request that failed with this error, except the headers about its body."""
+    headers = dict(error.headers)
+    if error.code == "InvalidRange":
+        headers["content-range"] = f"bytes */{error.fields.get('ActualObjectSize', '*')}"
+    if error.code in ("ServiceUnavailable", "SlowDown"):
+        headers["retry-after"] = "1"
+    return headers
 
 
 def no_such_upload() -> S3Error:

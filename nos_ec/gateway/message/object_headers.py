@@ -45,13 +45,20 @@ _UNSUPPORTED = re.compile(
     r"x-amz-(copy-source-)?server-side-encryption-(?!aws-kms-key-id$|bucket-key-enabled$|customer-)"
 )
 
+_WHY_NO_CONTEXT = (
+    ": the key service of this store is not asked for each object, so it would neither check nor log an encryption"
+    " context. The names of bucket and object are authenticated without it"
+)
+"""Source: docs/adr/0060."""
+
 
 def refuse_unsupported(request: Request) -> None:
     """Raise NotImplemented if a header asks for a feature that the store lacks."""
     for raw in request.header_values:
         name = raw.decode("latin-1")
         if _UNSUPPORTED.match(name):
-            raise S3Error("NotImplemented", f"The header {name} is not supported.")
+            why = _WHY_NO_CONTEXT if name.endswith("-context") else ""
+            raise S3Error("NotImplemented", f"The header {name} is not supported{why}.")
 
 
 def attributes_of_request(request: Request, encoding: str | None) -> dict[str, str]:

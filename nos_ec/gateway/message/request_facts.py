@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import IPv6Address, ip_address
 
-from nos_ec.s3 import documents
+from nos_ec.s3 import documents, object_lock
 from nos_ec.s3.conditions.keys import NamedKey, Unsure, Values
 from nos_ec.s3.hoisted import is_presigned
 from nos_ec.s3.names import copy_source
+from nos_ec.s3.object_lock import HOLD, MODE, UNTIL
 from nos_ec.s3.operations import POST_FORM, parameters_of
 from nos_ec.s3.request import Request
 from nos_ec.s3.signing import Signed
@@ -19,6 +20,8 @@ _ENDS_CREATION = frozenset(["PutObject", POST_FORM, "CopyObject", "RenameObject"
 _OF_UPLOADS = frozenset(["UploadPart", "UploadPartCopy", "CompleteMultipartUpload"])
 """Operations on an upload whose headers, such as tags and ACL, were sent and judged when it was created."""
 _STORES = frozenset([*_ENDS_CREATION, *_OF_UPLOADS, "CreateMultipartUpload"])
+_CHANGES_LOCKS = frozenset(["PutObjectRetention", "PutObjectLegalHold"])
+_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,12 @@ class RequestFacts:
     `operation` is the operation of the request. `judged` is the one that the policy is asked about: another one for the
     source of a copy, the objects of DeleteObjects, and whether a sender may learn which keys exist. `account` is None
     for an anonymous request. `owner` is the account that the bucket belongs to, if there is one. `version` is the
-    version id that the request names for the object. `existing_tags` are the tags of the object, and `sent_tags` those
-    that the request gives an object by other ways than a header; None while they are not known. `of_session`: the
-    policy is that of a session, which did not judge the creation of an upload that somebody else began. `source` is
-    the bucket, and its owner, for which a service of the gateway stores an object; None for requests of clients.
+    version id that the request names for the object. `existing_tags` are the tags of the object; None while they are
+    not known. `sent` is what the request gives an object by other ways than a header: its tags; its lock, by the
+    names of the headers that would set it; or the header `if-match` of one of several deletions. It is None while it is
+    not known. `of_session`: the policy is that of a session, which did not judge the creation of an upload that
+    somebody else began. `source` is the bucket, and its owner, for which a service of the gateway stores an object;
+    None for requests of clients.
     """
 
     request: Request
@@ -43,7 +48,7 @@ class RequestFacts:
     received_ms: int
     version: str | None
     existing_tags: Mapping[str, str] | None = None
-    sent_tags: Mapping[str, str] | None = None
+    sent: Mapping[str, str] | None = None
     of_session: bool = False
     source: tuple[str, str] | None = None
 
@@ -57,7 +62,7 @@ class RequestFacts:
         if find is not None:
             return find(self)
         header = name.removeprefix("s3:")
-        return self._of_creation if self._was_judged and header not in _OF_EACH_REQUEST else self.header(header)
+        return self._of_creation if self._was_judged and header != "x-amz-metadata-directive" else self.header(header)
 
     def header(self, name: str) -> Values:
         """Return the value of a header."""
@@ -66,6 +71,12 @@ class RequestFacts:
     def parameter(self, name: str) -> Values:
         """Return the value of a query parameter, if the operation of the request has it."""
         return _some(self.request.parameter(name)) if name in parameters_of(self.operation) else ()
+
+    def max_keys(self) -> Values:
+        """Return how many keys a listing may have. An empty number has no effect there, so it is missing here: a policy
+        that wants a bound would take it for one otherwise."""
+        found = self.parameter("max-keys")
+        return () if found == ("",) else found
 
     @property
     def _was_judged(self) -> bool:
@@ -79,14 +90,14 @@ class RequestFacts:
         """A new object has no tags yet, whatever it replaces."""
         if self.judged in _STORES:
             return {}
-        return Unsure.TAGS if self.existing_tags is None else self.existing_tags
+        return Unsure.LATER if self.existing_tags is None else self.existing_tags
 
     def _new_tags(self) -> Mapping[str, str] | Unsure:
         if self._was_judged:
             return self._of_creation
         copies = self.judged == "CopyObject" and self.request.header("x-amz-tagging-directive") != "REPLACE"
         if copies or self.judged in ("RenameObject", "PutObjectTagging"):
-            return Unsure.TAGS if self.sent_tags is None else self.sent_tags
+            return Unsure.LATER if self.sent is None else self.sent
         sent = self.request.header("x-amz-tagging")
         return {} if sent is None else documents.tagging_header(sent)
 
@@ -94,6 +105,49 @@ class RequestFacts:
         """Return the keys of the tags that the request gives an object."""
         tags = self._new_tags()
         return tags if isinstance(tags, Unsure) else tuple(tags)
+
+    def if_match(self) -> Values:
+        """Return the ETag that an object must have to be overwritten or deleted, without quotes, because clients may
+        leave them out; or `*`."""
+        if self.judged == "DeleteObject" and self.operation == "DeleteObjects":
+            if self.sent is None:
+                return Unsure.LATER
+            sent = self.sent.get("if-match")
+        elif self.judged == "DeleteObject" and self.operation == "RenameObject":
+            sent = self.request.header("x-amz-rename-source-if-match")
+        else:
+            sent = self.request.header("if-match")
+        return _etag(sent)
+
+    def lock(self) -> Mapping[str, str] | Unsure:
+        """Return the lock that the request gives an object, by the names of headers. The default retention of the
+        bucket does not count, because no sender chose it. Raises S3Error for a retention that cannot be used."""
+        if self._was_judged:
+            return self._of_creation
+        if self.operation in _CHANGES_LOCKS:
+            return Unsure.LATER if self.sent is None else self.sent
+        if self.judged not in _STORES:
+            return {}  # the headers have no effect
+        header = self.request.header
+        found = object_lock.retention_headers(object_lock.retention_of_headers(header(MODE), header(UNTIL)))
+        hold = header(HOLD)
+        return found if hold is None else {**found, HOLD: hold}
+
+    def of_lock(self, header: str) -> Values:
+        """Return the value that a header of the lock has, or would have if the lock were sent in headers."""
+        found = self.lock()
+        return found if isinstance(found, Unsure) else _some(found.get(header))
+
+    def remaining_days(self) -> Values:
+        """Return the days until the end of the retention. A part of a day counts as a day, so that a retention of 30
+        days is not a shorter one when the request arrives."""
+        found = self.lock()
+        if isinstance(found, Unsure):
+            return found
+        if UNTIL not in found:
+            return ()
+        left = datetime.fromisoformat(found[UNTIL]) - self.time()
+        return (str(-(-left // _DAY)),)
 
     def source_of_copy(self) -> Values:
         """Return BUCKET/KEY of the source of a copy, decoded, because clients may encode any character of it."""
@@ -144,9 +198,6 @@ class RequestFacts:
         return datetime.fromtimestamp(self.received_ms / 1000, UTC)
 
 
-_OF_EACH_REQUEST = frozenset(["x-amz-metadata-directive", "if-match", "if-none-match"])
-"""Headers that the requests of an upload have themselves, if any."""
-
 _VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
     "aws:CurrentTime": lambda facts: (f"{facts.time():%Y-%m-%dT%H:%M:%SZ}",),
     "aws:EpochTime": lambda facts: (str(facts.received_ms // 1000),),
@@ -166,8 +217,14 @@ _VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
     "s3:ResourceAccount": lambda facts: _some(facts.owner),
     "s3:VersionId": lambda facts: _some(facts.version),
     "s3:authType": RequestFacts.auth_type,
+    "s3:if-match": RequestFacts.if_match,
+    "s3:if-none-match": lambda facts: _etag(facts.request.header("if-none-match")),
     "s3:delimiter": lambda facts: facts.parameter("delimiter"),
-    "s3:max-keys": lambda facts: facts.parameter("max-keys"),
+    "s3:max-keys": RequestFacts.max_keys,
+    "s3:object-lock-legal-hold": lambda facts: facts.of_lock(HOLD),
+    "s3:object-lock-mode": lambda facts: facts.of_lock(MODE),
+    "s3:object-lock-remaining-retention-days": RequestFacts.remaining_days,
+    "s3:object-lock-retain-until-date": lambda facts: facts.of_lock(UNTIL),
     "s3:prefix": lambda facts: facts.parameter("prefix"),
     "s3:signatureAge": RequestFacts.signature_age,
     "s3:signatureversion": RequestFacts.signature_version,
@@ -179,6 +236,10 @@ _VALUES: Mapping[str, Callable[[RequestFacts], Values]] = {
 
 def _some(value: str | None) -> tuple[str, ...]:
     return () if value is None else (value,)
+
+
+def _etag(sent: str | None) -> tuple[str, ...]:
+    return () if sent is None else (sent.strip().strip('"'),)
 
 
 def _tag(tags: Mapping[str, str], key: str) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class CopiedBody:
         self._pieces = Pieces(pieces)
         self._algorithm = algorithm
         self._left = length
-        self._checksum = None if algorithm is None else checksums.running(algorithm)
+        self._checksum = None if algorithm is None else checksums.new_digest(algorithm)
         self._end_if_all()
 
     def read(self, size: int, /) -> bytes:

@@ -5,17 +5,17 @@ Each kind of document is one `DocumentType`, declared in the module that knows w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from nos_ec.engine.objects.streams import read_up_to
 from nos_ec.gateway.auth.access import Access
-from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.message.body import CheckedBody
 from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.reply import Reply, empty, xml
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import DocumentKind, Rights
+from nos_ec.ports.metadata import BucketState, DocumentKind, Rights
+from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 from nos_ec.s3.documents import DOCUMENT_SIZE_MAX
 from nos_ec.s3.errors import S3Error
 
@@ -42,8 +42,12 @@ class DocumentType:
 class BucketDocuments:
     """The operations on documents. Safe to call from several threads."""
 
-    def __init__(self, metadata: AccountsMetadata, access: Access, clock: Clock) -> None:
+    def __init__(
+        self, metadata: BucketState, access: Access, clock: Clock, refused: Set[DocumentKind] = frozenset()
+    ) -> None:
+        """`refused` are the kinds that the buckets cannot have, because they are wide."""
         self._metadata = metadata
+        self._refused = refused
         self._access = access
         self._clock = clock
 
@@ -58,10 +62,14 @@ class BucketDocuments:
         return of.get_reply(call, stored)
 
     def put(self, of: DocumentType, call: Call) -> Reply:
-        """Store the document in the request, replacing the old one. Raises AccessDenied, NoSuchBucket, and the errors
-        of `of.parse`."""
+        """Store the document in the request, replacing the old one. Raises AccessDenied, NoSuchBucket,
+        NotImplemented, MaxMessageLengthExceeded, and the errors of `of.parse`."""
         call.require(Rights.OWNER)
         stored = of.parse(call, self._access)
+        if len(stored) > DOCUMENT_BYTES_MAX:
+            raise S3Error("MaxMessageLengthExceeded", f"The configuration has more than {DOCUMENT_BYTES_MAX} bytes.")
+        if stored and of.kind in self._refused:
+            raise S3Error("NotImplemented", f"This is a wide bucket, which cannot have a {of.kind} configuration.")
         self._access.set_bucket_document(call.bucket, of.kind, stored or None, self._clock.now_ms())
         return of.put_reply(stored)
 
@@ -72,11 +80,14 @@ class BucketDocuments:
         return empty(status=204)
 
 
-def read_document(call: Call, *, of_object: bool = False) -> bytes:
+def read_document(call: Call, *, of_object: bool = False, may_be_empty: bool = False) -> bytes:
     """Return the body of a request after checking its length, signature and checksums. `of_object` is passed to
-    `checksums.expected_of`. Raises S3Error."""
+    `checksums.expected_of`. Raises S3Error: MissingRequestBodyError if the body is missing, unless `may_be_empty`
+    is set, because S3 answers differently to a few operations without a body."""
     body = CheckedBody(call.request, call.signed, call.source, of_object=of_object)
     found = read_up_to(body, DOCUMENT_SIZE_MAX + 1)
     if len(found) > DOCUMENT_SIZE_MAX:
         raise S3Error("MaxMessageLengthExceeded", f"The document has more than {DOCUMENT_SIZE_MAX} bytes.")
+    if not found and not may_be_empty:
+        raise S3Error("MissingRequestBodyError", "Request Body is empty")
     return found

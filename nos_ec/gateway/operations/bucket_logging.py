@@ -113,7 +113,7 @@ class BucketLogging:
         require_service_allowed(call, LOGGING_SERVICE, log.source, log.owner)
         try:
             with caused_by(Origin("s3:ObjectCreated:Put", log.owner)):
-                self._objects.put_object(call)
+                self._objects.at(log.target, log.key).put_object(call)
         except S3Error as error:
             if error.code != "PreconditionFailed":
                 raise

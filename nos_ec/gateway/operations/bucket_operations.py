@@ -9,17 +9,16 @@ from typing import Protocol
 
 from nos_ec.core.errors import Conflict
 from nos_ec.core.versions import Versioning
-from nos_ec.engine.objects.uploads import MultipartUploads
+from nos_ec.engine.wide.listings import ListsUploads
 from nos_ec.gateway.auth import acls
 from nos_ec.gateway.auth.access import Access, no_bucket
-from nos_ec.gateway.auth.accounts import AccountsMetadata
 from nos_ec.gateway.message.call import Call, denied, owner_named
 from nos_ec.gateway.message.object_headers import refuse_unsupported
 from nos_ec.gateway.message.reply import Reply, empty, xml
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.gateway.operations.policies import session_allows
 from nos_ec.ports.clock import Clock
-from nos_ec.ports.metadata import BucketRow, CannedAcl, DocumentKind, Rights
+from nos_ec.ports.metadata import BucketRow, BucketState, CannedAcl, DocumentKind, Rights
 from nos_ec.s3 import answers, documents
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import check_new_bucket
@@ -52,8 +51,8 @@ class BucketOperations:
 
     def __init__(
         self,
-        metadata: AccountsMetadata,
-        uploads: MultipartUploads,
+        metadata: BucketState,
+        uploads: ListsUploads,
         access: Access,
         clock: Clock,
         region: str,
@@ -106,7 +105,7 @@ class BucketOperations:
         ownership = _ownership_of(call.request)
         if ownership is not None:
             require_acl_allows(ownership, acl, account)
-        body = read_document(call) if call.has_body else b""
+        body = read_document(call, may_be_empty=True) if call.has_body else b""
         location, tags = documents.create_bucket(body, BUCKET_TAGS_MAX)
         self._require_location(location)
         if tags and not session_allows(call, call.operation, ["s3:PutBucketTagging"], call.bucket):
@@ -283,7 +282,8 @@ def acl_of(call: Call) -> str:
     S3Error, also if the bucket does not allow such an ACL."""
     refuse_unsupported(call.request)
     assert call.access is not None
-    in_headers, body = acls.acl_of_headers(call.request), read_document(call) if call.has_body else b""
+    in_headers = acls.acl_of_headers(call.request)
+    body = read_document(call, may_be_empty=True) if call.has_body else b""
     if in_headers is not None:
         if body:
             raise S3Error("UnexpectedContent", "This request sets an ACL by headers, so it cannot have a body.")

@@ -12,7 +12,7 @@ from typing import Any
 from nos_ec.core.errors import NotFound
 from nos_ec.core.parts import users_attributes
 from nos_ec.core.versions import VERSION_MAX
-from nos_ec.engine.objects.store import Store
+from nos_ec.engine.wide.listings import Lists
 from nos_ec.gateway.message.call import Call, object_key
 from nos_ec.gateway.message.encryption import Encryption
 from nos_ec.gateway.message.object_headers import CHECKSUM, STORAGE_CLASS, checksum_of, etag
@@ -31,7 +31,7 @@ PAGE_MS_MAX = 1000
 class Listings:
     """The operations that list objects. Safe to call from several threads."""
 
-    def __init__(self, store: Store, encryption: Encryption) -> None:
+    def __init__(self, store: Lists, encryption: Encryption) -> None:
         self._store = store
         self._encryption = encryption
 

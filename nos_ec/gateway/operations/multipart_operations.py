@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
 
-from nos_ec.core.errors import NotFound
+from nos_ec.core.errors import Conflict, NosError, NotFound
 from nos_ec.core.folders import folder_of
+from nos_ec.core.ids import ObjectKey
 from nos_ec.core.locking.lock import with_lock
 from nos_ec.core.parts import PARTS_MAX, Manifest, UploadId, require_space
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.uploads import Choose, MultipartUploads, Seal, StoredPart, part_request
+from nos_ec.engine.wide.listings import ListsUploads
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import OBJECT_BYTES_MAX, CheckedBody
 from nos_ec.gateway.message.call import Call, owner_named
@@ -42,8 +45,8 @@ from nos_ec.gateway.message.versions import no_such_key, source_headers, stored_
 from nos_ec.gateway.operations.bucket_documents import read_document
 from nos_ec.gateway.operations.lifecycle import abort_headers
 from nos_ec.gateway.operations.object_locks import LocksOfPuts
-from nos_ec.gateway.operations.object_operations import ObjectOperations, attributes_of_call
-from nos_ec.ports.metadata import ObjectRow, Rights, UploadRow, UploadState
+from nos_ec.gateway.operations.object_operations import CopySource, ObjectOperations, attributes_of_call
+from nos_ec.ports.metadata import ObjectRow, PutRequest, RenameOf, Rights, UploadRow, UploadState
 from nos_ec.s3 import answers, checksums, documents
 from nos_ec.s3.checksums import Algorithm, ChecksumType
 from nos_ec.s3.documents import CompletedPart
@@ -86,7 +89,10 @@ class MultipartOperations:
         access: Access,
         locks: LocksOfPuts,
         encryption: Encryption,
+        lists: ListsUploads | None = None,
     ) -> None:
+        """`lists` lists the uploads into wide buckets; None for other buckets."""
+        self._lists: ListsUploads = lists or uploads
         self._locks = locks
         self._encryption = encryption
         self._store = store
@@ -194,7 +200,7 @@ class MultipartOperations:
         """Complete an upload. May be repeated with the same parts while the object exists."""
         call.require(Rights.WRITE)
         upload_id = _upload_id(call)
-        wanted = documents.complete_upload(read_document(call, of_object=True))
+        wanted = documents.complete_upload(read_document(call, of_object=True, may_be_empty=True))
         upload = self._uploads.find(upload_id, call.object_key)
         is_done = upload.state is UploadState.COMPLETED
         if not is_done:
@@ -268,6 +274,58 @@ class MultipartOperations:
 
         return seal
 
+    # --- renames ----------------------------------------------------------------------------------
+    def store_again(
+        self, call: Call, source: CopySource, request: PutRequest, attributes: dict[str, str], method: str | None
+    ) -> ObjectRow:
+        """Store the parts of a composed object again, as those of a new upload of the key of `request`, and record the
+        object that is composed of them with the step of `request`, a rename. `method`: how they are encrypted, as
+        `Encryption.wanted` returns. After an error the upload is aborted. Raises what `MultipartUploads.complete`
+        raises, and Corrupt."""
+        manifest, step = self._store.manifest(source.row), request.step
+        assert manifest is not None
+        assert call.access is not None
+        assert isinstance(step, RenameOf)
+        of_upload = None if method is None else self._encryption.method_of_upload(method)
+        own = {} if of_upload is None else {_UPLOAD_ENCRYPTION: of_upload}
+        encrypt = None if of_upload is None else partial(self._encryption.encrypted, of_upload)
+        upload = self._uploads.create(request.key, call.account or "", encoded(own))
+        made: list[tuple[int, int, bytes]] = []
+
+        def choose(stored: Sequence[StoredPart]) -> tuple[Sequence[StoredPart], Mapping[str, str]]:
+            if [(part.number, part.row.size, part.row.md5) for part in stored] != made:
+                raise Conflict(f"{upload.key}: another request has stored a part of the object that is renamed")
+            return stored, attributes
+
+        try:
+            for index, part in enumerate(manifest.parts):
+                pieces = source.read(manifest.starts[index], part.users_size)
+                of_part = self._checksum_of_part(source.row.key, manifest.upload_id, part.number)
+                body = CopiedBody(pieces, part.users_size, None)
+                copy = store_body(self._store, part_request(upload, part.number), body, of_part, encrypt).row
+                made.append((part.number, copy.size, copy.md5))
+            self._access.require_same(call.access)
+            return self._uploads.complete(
+                upload,
+                choose,
+                request.condition,
+                request.versioning,
+                request.lock,
+                self._seal(upload),
+                step,
+            )
+        except BaseException:
+            with suppress(NosError):  # GC aborts it later
+                self._uploads.abort(upload.upload_id, upload.key)
+            raise
+
+    def _checksum_of_part(self, key: ObjectKey, upload_id: UploadId, number: int) -> dict[str, str]:
+        """Return the attribute with the checksum of a part; none if it was stored without one."""
+        for part in self._uploads.parts_of(key, upload_id, number - 1, 1):
+            shown = self._encryption.shown(part.row, attributes_of(part.row))
+            return {name: value for name, value in shown.items() if name == CHECKSUM and part.number == number}
+        return {}
+
     def _show(self, call: Call, upload: UploadRow) -> Callable[[StoredPart], _ShownPart]:
         """Return what shows the parts of an upload. The checksums of parts with a key of the customer are missing if
         the request does not have it, which it need not. Raises what `Encryption.key_of_upload` raises."""
@@ -338,7 +396,7 @@ class MultipartOperations:
         while True:
             if folder is not None:
                 after = folder + _LAST_CHARACTER, _LAST_ID
-            rows = self._uploads.list_uploads(bucket, prefix, after, limit + 1)
+            rows = self._lists.list_uploads(bucket, prefix, after, limit + 1)
             for row in rows:
                 found = folder_of(row.key.name, prefix, delimiter)
                 if found is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
+from urllib.parse import unquote_to_bytes
 
 from nos_ec.core.notifications.configuration import EVENT_NAMES, Notification, decode, encode
 from nos_ec.core.notifications.origin import Origin
@@ -18,10 +19,10 @@ from nos_ec.gateway.message.call import Call
 from nos_ec.gateway.message.reply import Reply, xml
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
 from nos_ec.ports.metadata import DocumentKind
-from nos_ec.ports.metadata.buckets import DOCUMENT_BYTES_MAX
 from nos_ec.s3.answers import DECLARATION, NAMESPACE, escape
 from nos_ec.s3.documents import Element, malformed, parse
 from nos_ec.s3.errors import S3Error, invalid_argument
+from nos_ec.s3.request import is_encoded
 
 CONFIGURATIONS_MAX = 100
 ID_LENGTH_MAX = 255
@@ -54,10 +55,7 @@ def bucket_notifications(topics: Collection[str]) -> DocumentType:
 
     def parse_body(call: Call, _: Access) -> bytes:
         found = _configuration(read_document(call), topics)
-        stored = encode(found) if found else b""
-        if len(stored) > DOCUMENT_BYTES_MAX:
-            raise S3Error("InvalidRequest", f"The configuration has more than {DOCUMENT_BYTES_MAX} bytes.")
-        return stored
+        return encode(found) if found else b""
 
     return DocumentType(
         DocumentKind.NOTIFICATION,
@@ -146,8 +144,23 @@ def _filters(element: Element) -> dict[str, str]:
             raise invalid_argument("A filter has at most one prefix and one suffix.", "FilterRule", parts["Name"])
         if len(parts["Value"].encode()) > FILTER_LENGTH_MAX:
             raise invalid_argument(f"A filter may have at most {FILTER_LENGTH_MAX} bytes.", "FilterRule")
+        _require_encoded(parts["Value"])
         found[name] = parts["Value"]
     return found
+
+
+def _require_encoded(value: str) -> None:
+    """Raise InvalidArgument unless a filter is URL-encoded, as S3 wants it ("Configuring event notifications using
+    object key name filtering" of the S3 user guide)."""
+    try:
+        if is_encoded(value):
+            unquote_to_bytes(value).decode()
+            return
+    except UnicodeDecodeError:
+        pass
+    raise invalid_argument(
+        "The Value of a filter is URL-encoded: + is a space, and %25 a percent sign.", "FilterRule", value
+    )
 
 
 def _leaf(element: Element) -> str:

@@ -6,9 +6,9 @@ Sources: PutObjectLockConfiguration, PutObjectRetention, PutObjectLegalHold and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from types import MappingProxyType
 
 from nos_ec.core.errors import Conflict, Locked
 from nos_ec.core.locking.lock import Lock, LockMode, lock_of
@@ -25,19 +25,14 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import DocumentKind, ObjectRow, Rights, UploadRow
 from nos_ec.s3 import object_lock
 from nos_ec.s3.errors import S3Error, invalid_argument
-from nos_ec.s3.object_lock import Retention
+from nos_ec.s3.object_lock import HOLD, MODE, UNTIL, Retention
 
-MODE, UNTIL, HOLD = (
-    "x-amz-object-lock-mode",
-    "x-amz-object-lock-retain-until-date",
-    "x-amz-object-lock-legal-hold",
-)
 _OF_LOCKS = frozenset(name.encode() for name in (MODE, UNTIL, HOLD))
 _BYPASS = "x-amz-bypass-governance-retention"
-
-_T = TypeVar("_T")
-Find = Callable[[Call], ObjectRow]
-"""Returns the version that a request names, if its sender may do the operation. Raises S3Error."""
+Find = Callable[[Call, Mapping[str, str]], ObjectRow]
+"""Returns the version that a request names, if its sender may do the operation. The mapping is the lock that the
+request gives it, as headers would set it. Raises S3Error."""
+_NO_LOCK: Mapping[str, str] = MappingProxyType({})
 
 
 def _parse(call: Call, access: Access) -> bytes:
@@ -76,7 +71,10 @@ class LocksOfPuts:
         require_lock(call.access)
         retention = object_lock.retention_of_headers(mode, until)
         lock = Lock(hold=object_lock.hold_of_header(hold))
-        return lock if retention is None else _with_retention(lock, retention, self._clock.now_ms())
+        if retention is None:
+            return lock
+        _require_future(retention, self._clock.now_ms())
+        return replace(lock, mode=LockMode(retention.mode), until_ms=retention.until_ms)
 
     def of_put(self, call: Call) -> Lock | None:
         """Return the lock of the version that a request stores: by its headers, and by the default retention of the
@@ -123,13 +121,13 @@ def require_lock(access: BucketAccess) -> None:
         raise S3Error("InvalidRequest", "Bucket is missing Object Lock Configuration")
 
 
-def bypasses(call: Call, key: str, version: str | None) -> bool:
+def bypasses(call: Call, key: str, version: str | None, lock: Mapping[str, str] = _NO_LOCK) -> bool:
     """Return whether a request may bypass a retention in the mode GOVERNANCE: it has the header, and its sender the
-    right. Raises AccessDenied if a policy denies that."""
+    right. `lock` is the new lock, as headers would set it. Raises AccessDenied if a policy denies that."""
     if (call.request.header(_BYPASS) or "").lower() != "true":
         return False
     assert call.access is not None
-    return Rights.OWNER in rights_on(call, call.access, "BypassGovernanceRetention", key, version)
+    return Rights.OWNER in rights_on(call, call.access, "BypassGovernanceRetention", key, version, tags={}, sent=lock)
 
 
 def lock_headers(call: Call, row: ObjectRow) -> dict[str, str]:
@@ -139,7 +137,7 @@ def lock_headers(call: Call, row: ObjectRow) -> dict[str, str]:
         return {}
     found = {}
     if lock.mode is not None and _may(call, call.access, "GetObjectRetention"):
-        found = {MODE: lock.mode.value, UNTIL: object_lock.date_text(lock.until_ms)}
+        found = object_lock.retention_headers(Retention(lock.mode.value, lock.until_ms))
     if lock.hold and _may(call, call.access, "GetObjectLegalHold"):
         found[HOLD] = "ON"
     return found
@@ -174,38 +172,52 @@ class ObjectLockOperations:
 
     def put_retention(self, call: Call) -> Reply:
         """Set, extend or, with a bypass, shorten or remove the retention of a version."""
-        retention = self._document(call, object_lock.retention)
-        bypass = bypasses(call, call.key, call.request.parameter("versionId"))
+        call.require_if_decided(Rights.OWNER)
+        retention = self._future_retention(read_document(call, may_be_empty=True))
+        sent = object_lock.retention_headers(retention)
+        self._require_lockable(call, sent)
+        bypass = bypasses(call, call.key, call.request.parameter("versionId"), sent)
 
         def changed(lock: Lock) -> Lock:
             if retention is None:
                 return replace(lock, mode=None, until_ms=0)
-            return _with_retention(lock, retention, self._clock.now_ms())
+            return replace(lock, mode=LockMode(retention.mode), until_ms=retention.until_ms)
 
-        return self._change(call, changed, bypass=bypass)
+        return self._change(call, sent, changed, bypass=bypass)
 
     def put_legal_hold(self, call: Call) -> Reply:
         """Set or remove the legal hold of a version."""
-        hold = self._document(call, object_lock.legal_hold)
-        return self._change(call, lambda lock: replace(lock, hold=hold), bypass=False)
+        call.require_if_decided(Rights.OWNER)
+        hold = object_lock.legal_hold(read_document(call, may_be_empty=True))
+        sent = {HOLD: "ON" if hold else "OFF"}
+        self._require_lockable(call, sent)
+        return self._change(call, sent, lambda lock: replace(lock, hold=hold), bypass=False)
 
-    def _document(self, call: Call, parse: Callable[[bytes], _T]) -> _T:
+    def _require_lockable(self, call: Call, sent: Mapping[str, str]) -> None:
+        """Raise an error unless the version exists, the sender may give it this lock, and its bucket has object lock.
+        Like S3, the document was looked at before that."""
         assert call.access is not None
-        self._find(call)  # checks the rights
+        self._find(call, sent)
         require_lock(call.access)
-        return parse(read_document(call))
+
+    def _future_retention(self, body: bytes) -> Retention | None:
+        """Parse a retention. Raises InvalidArgument unless it ends in the future."""
+        found = object_lock.retention(body)
+        if found is not None:
+            _require_future(found, self._clock.now_ms())
+        return found
 
     def _lock_to_show(self, call: Call) -> Lock:
-        row = self._find(call)
+        row = self._find(call, _NO_LOCK)
         assert call.access is not None
         require_lock(call.access)
         if row.lock is None:
             raise _none()
         return row.lock
 
-    def _change(self, call: Call, changed: Callable[[Lock], Lock], *, bypass: bool) -> Reply:
+    def _change(self, call: Call, sent: Mapping[str, str], changed: Callable[[Lock], Lock], *, bypass: bool) -> Reply:
         def attempt() -> tuple[ObjectRow, bool]:
-            row = self._find(call)
+            row = self._find(call, sent)
             try:
                 self._locks.change(row, changed(row.lock or Lock()), bypass=bypass)
             except Locked:
@@ -217,11 +229,10 @@ class ObjectLockOperations:
         return empty(version_headers(call.versioning, self._changes.repeat(attempt)))
 
 
-def _with_retention(lock: Lock, retention: Retention, now_ms: int) -> Lock:
-    """Return a lock with this retention. Raises InvalidArgument unless it ends in the future."""
+def _require_future(retention: Retention, now_ms: int) -> None:
+    """Raise InvalidArgument unless a retention ends in the future."""
     if retention.until_ms <= now_ms:
         raise invalid_argument("The retain until date must be in the future!", UNTIL)
-    return replace(lock, mode=LockMode(retention.mode), until_ms=retention.until_ms)
 
 
 def _none() -> S3Error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from nos_ec.gateway.message.object_headers import (
     acl_attribute,
     attributes_of,
     attributes_of_request,
+    checksum_attribute,
     checksum_headers,
     checksum_of,
     headers_of,
@@ -66,9 +68,9 @@ from nos_ec.gateway.operations.bucket_operations import acl_of
 from nos_ec.gateway.operations.lifecycle import expiry_headers
 from nos_ec.gateway.operations.object_locks import LocksOfPuts, bypasses, lock_headers, require_checksum
 from nos_ec.gateway.operations.policies import permission_on, rights_on, session_allows
-from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutRequest, Rights
+from nos_ec.ports.metadata import AddMarker, DeleteVersion, ObjectRow, PutRequest, Rights, VersionEntry
 from nos_ec.s3 import answers, checksums, documents
-from nos_ec.s3.checksums import ChecksumType
+from nos_ec.s3.checksums import Algorithm, ChecksumType
 from nos_ec.s3.chunked import content_encoding_of
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import copy_source
@@ -87,22 +89,26 @@ _OVERRIDABLE = (
 _HEADERS_OF_304 = ("etag", "last-modified", "cache-control", "expires", "x-amz-version-id")
 """The headers of an answer 304 (RFC 9110, section 15.4.5)."""
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
+_MODE, _CHECKSUM_TYPE = b"x-amz-checksum-mode", "x-amz-checksum-type"
+CHECKSUM_BYTES_MAX = 128 << 10
+"""The largest object that a HEAD or GetObjectAttributes reads to compute its checksum (docs/adr/0074)."""
 
 
 class _Target(NamedTuple):
     """The version that a request names, None for the current one, and the rights of the sender in its bucket. `decide`
-    is set if the policy of the bucket depends on tags; `sent_tags` are those that the request gives the object."""
+    is set if the policy of the bucket depends on tags or on a lock; `sent` is what the request gives the object
+    (`RequestFacts.sent`)."""
 
     access: BucketAccess
     key: ObjectKey
     version_id: str | None
     rights: Rights
     decide: Decide | None
-    sent_tags: Mapping[str, str]
+    sent: Mapping[str, str]
 
     def rights_with(self, attributes: Mapping[str, str]) -> Rights:
         """Return the rights on a version with these attributes. Raises AccessDenied if the policy denies it."""
-        return self.rights if self.decide is None else self.rights | self.decide(tags_of(attributes), self.sent_tags)
+        return self.rights if self.decide is None else self.rights | self.decide(tags_of(attributes), self.sent)
 
 
 class _Version(NamedTuple):
@@ -114,8 +120,8 @@ class _Version(NamedTuple):
 
 
 class CopySource(NamedTuple):
-    """The version that a copy reads, its attributes, and its bucket. `read` returns its bytes, decrypted, from a first
-    one, and so many. It raises what `Encryption.open` raises."""
+    """The version that a copy reads, its attributes, and its bucket. `read` takes an offset and a length, and returns
+    these bytes, decrypted. It raises what `Encryption.open` raises."""
 
     row: ObjectRow
     attributes: dict[str, str]
@@ -161,17 +167,25 @@ class ObjectOperations:
         changes: AttributeChanges,
         locks: LocksOfPuts,
         encryption: Encryption,
-        of_bucket: Callable[[str], ObjectOperations] | None = None,
+        of: Callable[[str, str], ObjectOperations] | None = None,
+        *,
+        is_wide: bool = False,
     ) -> None:
-        """`of_bucket` returns the operations of the cell that holds a bucket, which a copy reads; None for a store
-        without cells. It raises S3Error (NoSuchBucket), Transient."""
-        self._of_bucket = of_bucket
+        """`of` returns the operations of the cell that holds an object of a bucket, by its name; None for a store
+        without cells. It raises S3Error (NoSuchBucket), Transient. `is_wide`: the buckets are wide."""
+        self._of = of
+        self._is_wide = is_wide
         self._locks = locks
         self._store = store
         self._encryption = encryption
         self._uploads = uploads
         self._access = access
         self._changes = changes
+
+    def at(self, bucket: str, name: str) -> ObjectOperations:
+        """Return the operations on an object of a bucket that these operations are about: those of its slice, if the
+        bucket is wide. Raises Transient."""
+        return self._of(bucket, name) if self._is_wide and self._of is not None else self
 
     # --- reading ----------------------------------------------------------------------------------
     def get_object(self, call: Call) -> Reply:
@@ -180,20 +194,37 @@ class ObjectOperations:
             version = self._readable(call)
             head = self._head(call, version)
             if not head.reply.size:
-                return head.reply
+                return _with_checksum(call, head.reply, b"")
             try:
                 pieces = self._encryption.open(version.row, head.first, head.reply.size, version.customers)
             except Conflict:
                 continue  # it was overwritten or deleted meanwhile
+            if version.row.in_windows:
+                head.reply.body = pieces
+                return head.reply
             # The bytes of a small object are in memory already, and each piece of an iterator costs a switch to a
             # worker thread.
-            head.reply.body = pieces if version.row.in_windows else b"".join(pieces)
-            return head.reply
+            head.reply.body = data = b"".join(pieces)
+            return _with_checksum(call, head.reply, data) if _MODE in call.request.header_values else head.reply
         raise Transient(f"{call.object_key} changed again and again while it was read; try again")
 
     def head_object(self, call: Call) -> Reply:
         """Return the headers of a GET."""
-        return self._head(call, self._readable(call)).reply
+        version = self._readable(call)
+        reply = self._head(call, version).reply
+        if _MODE in call.request.header_values and _lacks_checksum(call, reply):
+            data = self._small_bytes(version)
+            return reply if data is None else _with_checksum(call, reply, data)
+        return reply
+
+    def _small_bytes(self, version: _Version) -> bytes | None:
+        """Return the bytes of a small object, for its checksum; None if it is larger, or cannot be read now. Its
+        description does not fail for that."""
+        if version.row.in_windows or version.row.users_size > CHECKSUM_BYTES_MAX:
+            return None
+        with suppress(NosError):
+            return b"".join(self._encryption.open(version.row, customers=version.customers))
+        return None
 
     def _head(self, call: Call, version: _Version) -> _Head:
         """Return the answer to a GET, except for its bytes. Raises S3Error."""
@@ -208,11 +239,11 @@ class ObjectOperations:
             return _Head(Reply(200, headers, length=extent.length))
         headers["content-range"] = f"bytes {extent.first}-{extent.first + extent.length - 1}/{row.users_size}"
         if part is None or part.upload_id is not None:
-            kind = headers.get("x-amz-checksum-type")
+            kind = headers.get(_CHECKSUM_TYPE)
             # The checksums are of the whole object.
             headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
             if part is not None and kind is not None:
-                headers |= self._checksum_of_part(row.key, part, version.customers) | {"x-amz-checksum-type": kind}
+                headers |= self._checksum_of_part(row.key, part, version.customers) | {_CHECKSUM_TYPE: kind}
         return _Head(Reply(206, headers, length=extent.length), extent.first)
 
     def _headers(self, call: Call, version: _Version) -> dict[str, str]:
@@ -238,11 +269,7 @@ class ObjectOperations:
         """Return the bytes that the request asks for; None if the client has them already (304). Raises
         PreconditionFailed, InvalidRange, InvalidPart, InvalidRequest."""
         part = self._part(call, row)
-        try:
-            check_read(call.request, self._encryption.etag_of(row), row.created_ms)
-        except S3Error as error:
-            if error.status != 304:
-                raise
+        if _is_not_modified(call.request, self._encryption.etag_of(row), row.created_ms):
             return None
         size = row.users_size
         wanted = range_of(call.request, size)
@@ -287,18 +314,18 @@ class ObjectOperations:
         customers = self._encryption.customers_key(version.row, call.request) if with_key else None
         return version if customers is None else version._replace(customers=customers)
 
-    def find_version(self, call: Call) -> ObjectRow:
-        """Return the version that a request names, for an operation that needs the rights of the owner. Raises
-        S3Error."""
-        return self._named(call, Rights.OWNER, with_acl=False).row
+    def find_version(self, call: Call, lock: Mapping[str, str]) -> ObjectRow:
+        """Return the version that a request names, for an operation that needs the rights of the owner. `lock` is the
+        lock that the request gives the version, as headers would set it. Raises S3Error."""
+        return self._named(call, Rights.OWNER, with_acl=False, sent=lock).row
 
     def _named(
-        self, call: Call, needs: Rights, *, with_acl: bool = True, sent_tags: Mapping[str, str] = _NO_TAGS
+        self, call: Call, needs: Rights, *, with_acl: bool = True, sent: Mapping[str, str] = _NO_TAGS
     ) -> _Version:
         assert call.access is not None
         rights = call.rights if call.decide is None else call.access.rights_of(call.account)
         version_id = requested_version(call)
-        target = _Target(call.access, call.object_key, version_id, rights, call.decide, sent_tags)
+        target = _Target(call.access, call.object_key, version_id, rights, call.decide, sent)
         return self._resolve(call, target, needs, with_acl=with_acl)
 
     def _resolve(self, call: Call, target: _Target, needs: Rights, *, with_acl: bool = True) -> _Version:
@@ -356,10 +383,16 @@ class ObjectOperations:
         if not words <= set(ATTRIBUTE_WORDS):
             raise invalid_argument("Invalid attribute name specified.", "x-amz-object-attributes")
         call.require_if_decided(Rights.READ)
-        row, attributes, customers = self._readable(call, with_acl=False)
+        version = self._readable(call, with_acl=False)
+        row, attributes, customers = version
         attributes, shown_etag = self._encryption.shown(row, attributes, customers), self._encryption.etag_of(row)
-        check_read(call.request, shown_etag, row.created_ms)
+        headers = {"last-modified": http_date(row.created_ms), **version_headers(call.versioning, row)}
+        if _is_not_modified(call.request, shown_etag, row.created_ms):
+            return Reply(304, {"etag": f'"{shown_etag}"', **headers})
         parts = self._parts(call, row, attributes, customers) if "ObjectParts" in words else {}
+        computes = "Checksum" in words and CHECKSUM not in attributes
+        if computes and (data := self._small_bytes(version)) is not None:
+            attributes |= checksum_attribute(Algorithm.CRC64NVME.value, checksums.crc64nvme(data))
         body = answers.object_attributes(
             etag=shown_etag if "ETag" in words else None,
             checksum=_without_parts(checksum_of(attributes)) if "Checksum" in words else None,
@@ -367,7 +400,7 @@ class ObjectOperations:
             size=row.users_size if "ObjectSize" in words else None,
             **parts,
         )
-        return xml(body, {"last-modified": http_date(row.created_ms), **version_headers(call.versioning, row)})
+        return xml(body, headers)
 
     def _parts(
         self, call: Call, row: ObjectRow, attributes: dict[str, str], customers: CustomerKey | None
@@ -440,7 +473,7 @@ class ObjectOperations:
         """Return the version that `x-amz-copy-source` names. Raises S3Error, also if the conditions of the request do
         not hold for it."""
         bucket, name, version = copy_source(call.request.header("x-amz-copy-source") or "")
-        if self._of_bucket is not None and (other := self._of_bucket(bucket)) is not self:
+        if self._of is not None and (other := self._of(bucket, name)) is not self:
             return other.source_of_copy(call)
         source = self.source(call, bucket, name, version)
         row = source.row
@@ -476,7 +509,7 @@ class ObjectOperations:
         allows, and set them for the target, which is a new object without tags."""
         assert call.access is not None
         of_source = rights_on(call, source, "GetObjectTagging", name, version, tags=tags)
-        of_target = rights_on(call, call.access, "PutObjectTagging", call.key, tags={}, sent_tags=tags)
+        of_target = rights_on(call, call.access, "PutObjectTagging", call.key, tags={}, sent=tags)
         if Rights.READ not in of_source or Rights.WRITE not in of_target:
             raise denied()
 
@@ -576,43 +609,49 @@ class ObjectOperations:
                 raise _delete_error(error, key.name) from None
 
     def delete_objects(self, call: Call) -> Reply:
-        """Delete up to 1,000 objects: objects without versions in one transaction, versions in several."""
+        """Delete up to 1,000 objects: objects without versions in one transaction, of each slice if the bucket is wide,
+        versions in several."""
         assert call.access is not None
         if call.access.policy is None:
             call.require(Rights.WRITE)
         listed, quiet = documents.delete_objects(read_document(call))
         errors: list[tuple[str, str | None, S3Error]] = []
-        plain: list[ObjectKey] = []
-        versions: dict[int, DeleteVersion | AddMarker] = {}
+        plain: dict[ObjectOperations, list[ObjectKey]] = {}
+        versions: dict[ObjectOperations, dict[int, DeleteVersion | AddMarker]] = {}
         done: list[answers.Deleted] = []
         # 1. Check the rights on each key. Delete keys with a condition at once, and collect the other ones.
         for number, one in enumerate(listed):
             try:
                 self._require_delete(call, one)
                 key, condition = object_key(call.bucket, one.key), delete_condition(one.etag, one.modified, one.size)
+                at = self.at(call.bucket, one.key)
                 if one.version_id is not None or call.versioning is not None:
-                    condition = self._encryption.condition_on_stored(key, condition, one.version_id)
+                    condition = at._encryption.condition_on_stored(key, condition, one.version_id)
                     bypass = one.version_id is not None and bypasses(call, one.key, one.version_id)
-                    versions[number] = _deletion(key, one.version_id, call.versioning, condition, bypass=bypass)
+                    deletion = _deletion(key, one.version_id, call.versioning, condition, bypass=bypass)
+                    versions.setdefault(at, {})[number] = deletion
                     continue
                 if condition is None:
-                    plain.append(key)
+                    plain.setdefault(at, []).append(key)
                 else:
-                    self._delete(key, condition)
+                    at._delete(key, condition)
                 done.append(answers.Deleted(one.key))
             except (S3Error, NosError) as error:
                 errors.append((one.key, one.version_id, to_s3_error(error, bucket=call.bucket, key=one.key)))
-        # 2. Delete the collected objects without versions. If that fails, it fails for all of them, unless locks
+        # 2. Delete the collected objects without versions. If that fails, it fails for all of a slice, unless locks
         #    protect some of them.
-        try:
-            self._store.delete_many(plain)
-        except NosError as error:
-            failure = to_s3_error(error, bucket=call.bucket)
-            undone = {key.name for key in (error.keys if isinstance(error, Locked) else plain)}
-            errors += [(one.key, None, failure) for one in done if one.key in undone]
-            done = [one for one in done if one.key not in undone]
+        for at, keys in plain.items():
+            try:
+                at._store.delete_many(keys)
+            except NosError as error:
+                if isinstance(error, Transient) and len(keys) == len(listed):
+                    raise  # clients repeat a request that is answered with 503, but not the keys that an answer lists
+                failure = to_s3_error(error, bucket=call.bucket)
+                undone = {key.name for key in (error.keys if isinstance(error, Locked) else keys)}
+                errors += [(one.key, None, failure) for one in done if one.key in undone]
+                done = [one for one in done if one.key not in undone]
         # 3. Delete the collected versions, and add delete markers.
-        for number, answer in zip(versions, self._store.delete_versions(list(versions.values())), strict=True):
+        for number, answer in sorted(self._deleted_versions(versions), key=lambda one: one[0]):
             key_name, version = listed[number].key, listed[number].version_id
             if isinstance(answer, NosError):
                 refusal = to_s3_error(_delete_error(answer, key_name), bucket=call.bucket, key=key_name)
@@ -622,10 +661,26 @@ class ObjectOperations:
                 done.append(answers.Deleted(key_name, version, marker))
         return xml(answers.deleted(done, errors, quiet=quiet))
 
+    def _deleted_versions(
+        self, versions: Mapping[ObjectOperations, Mapping[int, DeleteVersion | AddMarker]]
+    ) -> Iterator[tuple[int, VersionEntry | NosError | None]]:
+        """Delete versions, by the slices of their objects. Yields the number and the result of each. A slice that fails
+        does not hide the results of the others. Raises NosError if the bucket is not wide."""
+        for at, deletions in versions.items():
+            try:
+                answered: Sequence[VersionEntry | NosError | None] = at._store.delete_versions(list(deletions.values()))
+            except NosError as error:
+                if not self._is_wide:
+                    raise
+                answered = [error] * len(deletions)
+            yield from zip(deletions, answered, strict=True)
+
     def _require_delete(self, call: Call, one: documents.ToDelete) -> None:
         """Raise AccessDenied unless the sender may delete this key. A policy can decide that for each key."""
         assert call.access is not None
-        if Rights.WRITE not in rights_on(call, call.access, "DeleteObject", one.key, one.version_id):
+        sent = {} if one.etag is None else {"if-match": one.etag}
+        rights = rights_on(call, call.access, "DeleteObject", one.key, one.version_id, tags=_NO_TAGS, sent=sent)
+        if Rights.WRITE not in rights:
             raise denied()
 
     # --- tags and ACLs ----------------------------------------------------------------------------
@@ -640,7 +695,7 @@ class ObjectOperations:
         """Replace all tags of an object."""
         call.require_if_decided(Rights.WRITE)
         tags = documents.tagging(read_document(call))
-        return empty(self._change(call, TAGS, tags_attribute(tags), sent_tags=tags))
+        return empty(self._change(call, TAGS, tags_attribute(tags), sent=tags))
 
     def delete_tagging(self, call: Call) -> Reply:
         """Delete all tags of an object."""
@@ -666,12 +721,38 @@ class ObjectOperations:
         name: str,
         value: dict[str, str],
         needs: Rights = Rights.WRITE,
-        sent_tags: Mapping[str, str] = _NO_TAGS,
+        sent: Mapping[str, str] = _NO_TAGS,
     ) -> dict[str, str]:
         """Replace an attribute of an object, unless its attributes have changed since its tags were judged. Returns the
         headers of the answer."""
-        row = self._changes.replace(lambda: self._named(call, needs, sent_tags=sent_tags)[:2], (name,), value)
+        row = self._changes.replace(lambda: self._named(call, needs, sent=sent)[:2], (name,), value)
         return version_headers(call.versioning, row)
+
+
+def _lacks_checksum(call: Call, reply: Reply) -> bool:
+    """Return whether a GET or HEAD asks for the checksum of a whole object that has none."""
+    is_without = reply.status == 200 and _CHECKSUM_TYPE not in reply.headers
+    return is_without and call.request.header("x-amz-checksum-mode") == "ENABLED"
+
+
+def _with_checksum(call: Call, reply: Reply, data: bytes) -> Reply:
+    """Return the answer with the checksum of the object, whose bytes are `data`, if it asks for one that is not
+    stored."""
+    if _lacks_checksum(call, reply):
+        reply.headers["x-amz-checksum-crc64nvme"] = checksums.crc64nvme(data)
+        reply.headers[_CHECKSUM_TYPE] = ChecksumType.FULL_OBJECT.value
+    return reply
+
+
+def _is_not_modified(request: Request, etag: str, created_ms: int) -> bool:
+    """Return whether the client has this version already, so that the answer is 304. Raises PreconditionFailed."""
+    try:
+        check_read(request, etag, created_ms)
+    except S3Error as error:
+        if error.status != 304:
+            raise
+        return True
+    return False
 
 
 def _deletion(

@@ -62,7 +62,8 @@ checked for each key."""
 
 
 class Permission(NamedTuple):
-    """The rights that a policy adds. If that depends on tags, `decide` returns them, and until then there are none."""
+    """The rights that a policy adds. If that depends on what is not known yet, `decide` returns them, and until then
+    there are none."""
 
     rights: Rights
     decide: Decide | None
@@ -94,16 +95,17 @@ def rights_on(
     version: str | None = None,
     *,
     tags: Mapping[str, str] | None = None,
-    sent_tags: Mapping[str, str] | None = None,
+    sent: Mapping[str, str] | None = None,
 ) -> Rights:
-    """Like `permission_on`, for an operation that does not depend on tags, or with the tags of the object and those
-    that it is given. Raises AccessDenied if a policy denies it, or depends on tags that are not given."""
+    """Like `permission_on`, for an operation that depends neither on tags nor on a lock, or with the tags of the object
+    and what it is given (`RequestFacts.sent`). Raises AccessDenied if a policy denies it, or depends on tags that are
+    not given."""
     rights, decide = permission_on(call, access, operation, key, version)
     if decide is None:
         return rights
     if tags is None:
         raise denied()
-    return rights | decide(tags, sent_tags or {})
+    return rights | decide(tags, sent or {})
 
 
 def require_service_allowed(call: Call, service: str, source: str, owner: str) -> None:
@@ -140,7 +142,7 @@ def require_in_session(call: Call) -> None:
 
 def session_allows(call: Call, judged: str, actions: Sequence[str], resource: str, owner: str | None = None) -> bool:
     """Return whether the session policy of the sender allows all of these actions of the operation `judged`, or the
-    sender has none. `owner` is that of the bucket, if it exists. Not for operations that depend on tags."""
+    sender has none. `owner` is that of the bucket, if it exists. Not for operations that depend on tags or locks."""
     policy = _session_policy(call)
     if policy is None:
         return True
@@ -174,8 +176,8 @@ def _permission(
     facts = _facts(call, operation, access.row.owner, version)
     actions = [*required.actions, *more]
 
-    def decide(tags: Mapping[str, str], sent_tags: Mapping[str, str]) -> Rights:
-        known = replace(facts, existing_tags=tags, sent_tags=sent_tags)
+    def decide(tags: Mapping[str, str], sent: Mapping[str, str]) -> Rights:
+        known = replace(facts, existing_tags=tags, sent=sent)
         rights = _allowed(access, session, required, actions, key, known)
         if rights is None:
             raise denied()
@@ -193,7 +195,7 @@ def _allowed(
     key: str,
     facts: RequestFacts,
 ) -> Rights | None:
-    """Return the rights that the policy of the bucket adds; None if that depends on tags that are not known. Raises
+    """Return the rights that the policy of the bucket adds; None if that depends on what is not known yet. Raises
     AccessDenied if it denies an action, or the policy of the session does not allow one. Source: "Session policies" of
     the IAM user guide: a session has no right that its policy does not allow."""
     resource = f"{access.row.name}/{key}" if required.on_object else access.row.name
@@ -240,7 +242,7 @@ def _sets_acl(request: Request) -> bool:
 
 
 def _parse(call: Call, access: Access) -> bytes:
-    body = read_document(call)
+    body = read_document(call, may_be_empty=True)
     is_public = policy_of(body, call.bucket, is_new=True).is_public
     access.forget_bucket(call.bucket)  # another gateway may just have blocked public policies
     if is_public and access.bucket(call.bucket).public_access.block_policy:

@@ -6,7 +6,7 @@ A form is converted to a PUT whose headers are the fields of the form. Source: "
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from urllib.parse import quote, urlencode
@@ -52,9 +52,10 @@ class PostForms:
         self._objects = objects
         self._clock = clock
 
-    def post(self, request: Request, bucket: str, source: Source) -> Reply:
+    def post(self, request: Request, bucket: str, source: Source, admit: Callable[[str | None], None]) -> Reply:
         """Store the file of a form. The policy of a signed form limits its contents; an anonymous form needs a bucket
-        to which anyone may write."""
+        to which anyone may write. `admit` gets the account, None for an anonymous form, before the file is read, and
+        raises SlowDown if it has reached its rate."""
         bucket_access = self._access.bucket(bucket)
         body = FormBody(request, source, partial(self._access.require_same, bucket_access))
         # The variable is replaced in all fields, before the policy is checked ("POST policy" of the API reference).
@@ -67,11 +68,12 @@ class PostForms:
         put = Request("PUT", request.raw_path, b"", sent, request.scheme, request.client)
         refuse_customer_key(put)
         sender, signed, sizes = self._verified_sender(fields, bucket)
+        admit(None if sender is None else sender.account)
         call = Call(put, POST_FORM, bucket, key, sender, signed, source, bucket_access, self._clock.now_ms())
         apply_policy(call)
         body.expect(expected_of(put), sizes)
         with caused_by(replace(current_origin(), account=call.account or "")):
-            etag, headers = self._objects.store(call, body)
+            etag, headers = self._objects.at(bucket, key).store(call, body)
         location = f"{request.base}{request.raw_path.decode('latin-1').rstrip('/')}/{quote(key)}"
         return _answer(fields, bucket, etag, {**headers, "location": location})
 

@@ -24,22 +24,32 @@ from nos_ec.gateway.message.preconditions import check_read
 from nos_ec.gateway.message.reply import Reply, empty
 from nos_ec.gateway.message.stored_body import CopiedBody, store_body
 from nos_ec.gateway.message.versions import no_such_key, stored_headers
+from nos_ec.gateway.operations.multipart_operations import MultipartOperations
 from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.operations.policies import rights_on
-from nos_ec.ports.metadata import Rights
+from nos_ec.ports.metadata import ObjectRow, PutRequest, Rights
 from nos_ec.s3.errors import S3Error, invalid_argument
 from nos_ec.s3.names import check_key
 from nos_ec.s3.request import is_encoded
 
 _SOURCE = "x-amz-rename-source"
+_ENCRYPTION = re.compile(rb"x-amz-(copy-source-)?server-side-encryption")
 _TOKEN = re.compile(r"[!-~]{1,64}")
 
 
 class RenameOperations:
     """RenameObject. Safe to call from several threads."""
 
-    def __init__(self, store: Store, objects: ObjectOperations, access: Access, encryption: Encryption) -> None:
+    def __init__(
+        self,
+        store: Store,
+        objects: ObjectOperations,
+        multipart: MultipartOperations,
+        access: Access,
+        encryption: Encryption,
+    ) -> None:
         self._store = store
+        self._multipart = multipart
         self._objects = objects
         self._access = access
         self._encryption = encryption
@@ -54,9 +64,15 @@ class RenameOperations:
                 raise S3Error("NotImplemented", f"The header {header} is not supported for the new name of an object.")
         if any(raw.startswith(b"x-amz-object-lock-") for raw in request.header_values):
             raise S3Error("InvalidRequest", "A rename sets no lock; send PutObjectRetention or PutObjectLegalHold.")
+        if any(_ENCRYPTION.match(raw) for raw in request.header_values):
+            raise S3Error("InvalidRequest", "A rename keeps the encryption of the object; copy it to change that.")
         name = _source_of(request.header(_SOURCE) or "", call.bucket)
         if name == call.key:
             raise S3Error("InvalidRequest", "The source and the destination of a rename must be different keys.")
+        if self._objects.at(call.bucket, name) is not self._objects:
+            raise S3Error(
+                "NotImplemented", "The two keys are in different slices of a wide bucket; copy and delete the object."
+            )
         mark = _mark(request.header("x-amz-client-token"), name)
         for _ in range(READ_TRIES):
             if mark is not None and self._is_done(call, mark):
@@ -90,8 +106,6 @@ class RenameOperations:
         if Rights.WRITE not in rights_on(call, access, "DeleteObject", name):
             raise S3Error("AccessDenied", "Access Denied")
         check_read(call.request, self._encryption.etag_of(row), row.created_ms, _SOURCE + "-")
-        if row.composition is not None:
-            raise S3Error("NotImplemented", "An object that was uploaded in parts cannot be renamed; copy it.")
         if self._encryption.method_of(row) == CUSTOMER:
             raise S3Error("NotImplemented", "An object encrypted with a key of a customer cannot be renamed; copy it.")
         if row.users_size > OBJECT_BYTES_MAX:
@@ -104,18 +118,20 @@ class RenameOperations:
         attributes = {key: value for key, value in source.attributes.items() if key != RENAMED}
         attributes |= {} if mark is None else {RENAMED: mark}
         method = self._encryption.method_of(row) or self._encryption.wanted(call)
-        encrypt = None if method is None else partial(self._encryption.encrypted, method)
+
         # 2. Store the bytes under the new key, and delete the old one with the same transaction.
-        body = CopiedBody(source.read(), row.users_size, None, partial(self._access.require_same, access))
+        def put(request: PutRequest) -> ObjectRow:
+            if row.composition is not None:
+                return self._multipart.store_again(call, source, request, attributes, method)
+            encrypt = None if method is None else partial(self._encryption.encrypted, method)
+            body = CopiedBody(source.read(), row.users_size, None, partial(self._access.require_same, access))
+            return store_body(self._store, request, body, attributes, encrypt).row
+
         try:
-            stored = self._store.rename(
-                row,
-                self._objects.put_request(call),
-                lambda request: store_body(self._store, request, body, attributes, encrypt),
-            )
+            made = self._store.rename(row, self._objects.put_request(call), put)
         except NotFound:
             raise no_such_key(call.key) from None
-        return empty(stored_headers(call.versioning, stored.row))
+        return empty(stored_headers(call.versioning, made))
 
 
 def _source_of(text: str, bucket: str) -> str:

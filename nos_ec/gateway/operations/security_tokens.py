@@ -6,7 +6,7 @@ session has the rights of the account, restricted by its session policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nos_ec.gateway.auth.access import Access, Sender
@@ -25,6 +25,7 @@ _CODES: Mapping[str, str] = {
     "InvalidAccessKeyId": "InvalidClientTokenId",
     "InvalidToken": "InvalidClientTokenId",
     "MalformedPolicy": "MalformedPolicyDocument",
+    "SlowDown": "Throttling",
 }
 """The codes of this service for errors of S3."""
 
@@ -47,11 +48,12 @@ class SecurityTokens:
         self._access = access
         self._clock = clock
 
-    def answer(self, request: Request, source: Source, request_id: str) -> TokenAnswer:
-        """Serve a request. Raises BodyWanted."""
+    def answer(self, request: Request, source: Source, request_id: str, admit: Callable[[str], None]) -> TokenAnswer:
+        """Serve a request. `admit` gets the account, and raises SlowDown if it has reached its rate. Raises
+        BodyWanted."""
         answer = TokenAnswer()
         try:
-            body = self._serve(request, _body_of(source), request_id, answer)
+            body = self._serve(request, _body_of(source), request_id, answer, admit)
             answer.reply = Reply(200, {"content-type": "text/xml", "cache-control": "no-store"}, body)
         except BodyWanted:
             raise
@@ -62,7 +64,9 @@ class SecurityTokens:
             answer.reply = Reply(refusal.status, {"content-type": "text/xml"}, sts.error_answer(refusal, request_id))
         return answer
 
-    def _serve(self, request: Request, body: bytes, request_id: str, answer: TokenAnswer) -> bytes:
+    def _serve(
+        self, request: Request, body: bytes, request_id: str, answer: TokenAnswer, admit: Callable[[str], None]
+    ) -> bytes:
         claim = read_claim(request, self._clock.now_ms(), sts.SERVICE, body)
         if claim is None:
             raise S3Error("MissingAuthenticationToken", "The request must be signed.")
@@ -70,6 +74,7 @@ class SecurityTokens:
         verify(request, claim, None if sender is None else sender.secret)
         assert sender is not None
         answer.account = sender.account
+        admit(sender.account)
         wanted = sts.wanted_of(body)
         answer.action = wanted.action
         if wanted.action == "GetCallerIdentity":
@@ -81,8 +86,10 @@ class SecurityTokens:
     def _session(self, sender: Sender, access_key: str, wanted: sts.Wanted) -> sts.Session:
         """Return the session that is asked for. Raises AccessDenied for a sender that is itself in a session, because
         a new session could last longer, and for a role of another account; MalformedPolicy, NotImplemented."""
-        if sender.session is not None or (wanted.role and wanted.role_account != sender.account):
+        if sender.session is not None:
             raise denied()
+        if wanted.role and wanted.role_account != sender.account:
+            raise S3Error("AccessDenied", f"The role's ARN must name the account of the access key, {sender.account}.")
         if wanted.policy:
             session_policy_of(wanted.policy.encode())
         return sts.Session(

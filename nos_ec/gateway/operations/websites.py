@@ -18,7 +18,7 @@ from nos_ec.core.errors import NosError
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.message.body import Source
 from nos_ec.gateway.message.call import Call
-from nos_ec.gateway.message.failures import to_s3_error
+from nos_ec.gateway.message.failures import headers_of_error, to_s3_error
 from nos_ec.gateway.message.object_headers import REDIRECT
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.bucket_documents import DocumentType, read_document
@@ -54,7 +54,7 @@ class Websites:
 
     def bucket_of(self, request: Request) -> str | None:
         """Return the bucket whose website the host of a request names, or None. Raises InvalidRequest for a repeated
-        Host header."""
+        Host header, and see `bucket_of_host`."""
         return bucket_of_host(request.header("host"), self._domains) if self._domains else None
 
     def answer(self, request: Request, bucket: str, source: Source, now_ms: int, request_id: str) -> Reply:
@@ -63,21 +63,34 @@ class Websites:
         try:
             key = _key_of(request)
             if request.method not in ("GET", "HEAD"):
-                raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
+                error = S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
+                error.headers["allow"] = "GET, HEAD"
+                raise error
             website = self._website(bucket)
             if website.redirect_all is not None:
                 return _redirected(website.redirect_all, request, key)
             if (rule := website.rule_for(key, None)) is not None:
                 return _redirected(rule.redirect, request, key, rule.prefix)
         except (S3Error, NosError) as error:
-            return _page(to_s3_error(error, bucket=bucket, key=key), key, request_id)
+            return error_page(to_s3_error(error, bucket=bucket, key=key), key, request_id)
         get = partial(self._get, bucket=bucket, source=source, now_ms=now_ms)
+        page_key = key + website.index if not key or key.endswith("/") else key
         try:
-            page = get(request, key=key + website.index if not key or key.endswith("/") else key)
+            page = get(request, key=page_key)
         except (S3Error, NosError) as error:
-            return self._refused(to_s3_error(error, bucket=bucket, key=key), website, request, key, get, request_id)
-        location = page.headers.pop(REDIRECT, None)
-        return page if location is None else Reply(301, {"location": location})
+            refused = to_s3_error(error, bucket=bucket, key=key)
+            # An object that is a redirect is usually empty, and is one whatever was asked for.
+            location = _location_of(get, request, page_key) if refused.status in (412, 416) else None
+            if location is None:
+                return self._refused(refused, website, request, key, get, request_id)
+        else:
+            # A client may have kept what was there before, or have asked for anything else (`If-None-Match: *`).
+            location = page.headers.pop(REDIRECT, None)
+            if page.status == 304:
+                location = _location_of(get, request, page_key)
+            if location is None:
+                return page
+        return Reply(301, {"location": location})
 
     def _website(self, bucket: str) -> Website:
         self._access.bucket(bucket)
@@ -93,7 +106,8 @@ class Websites:
         plain = replace(request, raw_query=b"")
         call = Call(plain, operation, bucket, key, None, unsigned(plain), source, access, now_ms)
         apply_policy(call)
-        return self._objects.head_object(call) if request.method == "HEAD" else self._objects.get_object(call)
+        objects = self._objects.at(bucket, key)
+        return objects.head_object(call) if request.method == "HEAD" else objects.get_object(call)
 
     @staticmethod
     def _refused(
@@ -101,7 +115,7 @@ class Websites:
     ) -> Reply:
         """Return the answer to a request whose page cannot be read: a redirect to the folder of this name if it has an
         index document, the redirect of a rule, the error document, or the error."""
-        plain = Request("HEAD", request.raw_path, b"", _host_of(request), request.scheme, request.client)
+        plain = _plain(request)
         # A location that began with two slashes would name another host.
         if error.status in (403, 404) and key and not key.startswith("/") and not key.endswith("/"):
             with suppress(S3Error, NosError):
@@ -110,13 +124,13 @@ class Websites:
         if (rule := website.rule_for(key, error.status)) is not None:
             return _redirected(rule.redirect, request, key, rule.prefix)
         if website.error_key is None or not 400 <= error.status < 500:
-            return _page(error, key, request_id)
+            return error_page(error, key, request_id)
         try:
             page = get(replace(plain, method=request.method), key=website.error_key)
         except (S3Error, NosError) as second:
-            return _page(error, key, request_id, to_s3_error(second, key=website.error_key))
+            return error_page(error, key, request_id, to_s3_error(second, key=website.error_key))
         kept = {name: page.headers[name] for name in _KEPT_OF_ERROR_DOCUMENT if name in page.headers}
-        return Reply(error.status, kept | _named(error), page.body, page.length)
+        return Reply(error.status, kept | headers_of_error(error) | _named(error), page.body, page.length)
 
 
 def _key_of(request: Request) -> str:
@@ -130,12 +144,22 @@ def _key_of(request: Request) -> str:
     return key
 
 
-def _host_of(request: Request) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in request.headers if name == b"host"]
+def _plain(request: Request) -> Request:
+    """Return the HEAD of a whole object, without conditions. The other headers stay, because policies may need them."""
+    kept = [(name, value) for name, value in request.headers if name != b"range" and not name.startswith(b"if-")]
+    return replace(request, method="HEAD", headers=kept)
+
+
+def _location_of(get: Callable[..., Reply], request: Request, key: str) -> str | None:
+    """Return where an object redirects to; None if it does not, or cannot be read."""
+    try:
+        return get(_plain(request), key=key).headers.get(REDIRECT)
+    except (S3Error, NosError):
+        return None
 
 
 def _redirected(redirect: Redirect, request: Request, key: str, matched: str = "") -> Reply:
-    location = redirect.location(request.scheme, request.header("host") or "", key, matched)
+    location = redirect.location(request.scheme, request.header("host") or "", key, matched, request.raw_query)
     return Reply(redirect.status, {"location": location})
 
 
@@ -144,15 +168,15 @@ def _named(error: S3Error) -> dict[str, str]:
     return {"x-amz-error-code": error.code, "x-amz-error-message": " ".join(error.message.split())}
 
 
-def _page(error: S3Error, key: str, request_id: str, second: S3Error | None = None) -> Reply:
-    """Return an error as HTML. `second`: why the error document cannot be read."""
+def error_page(error: S3Error, key: str, request_id: str, second: S3Error | None = None) -> Reply:
+    """Return an error of the website as HTML. `second`: why the error document cannot be read."""
     title = f"{error.status} {HTTPStatus(error.status).phrase}"
     about = {"Code": error.code, "Message": error.message, "Key": key, "RequestId": request_id}
     body = f"<html>\n<head><title>{title}</title></head>\n<body>\n<h1>{title}</h1>\n{_list(about)}"
     if second is not None:
         body += "<h3>An Error Occurred While Attempting to Retrieve a Custom Error Document</h3>\n"
         body += _list({"Code": second.code, "Message": second.message})
-    headers = {"content-type": "text/html; charset=utf-8", **_named(error)}
+    headers = {"content-type": "text/html; charset=utf-8", **headers_of_error(error), **_named(error)}
     return Reply(error.status, headers, f"{body}<hr/>\n</body>\n</html>\n".encode("utf-8", "replace"))
 
 

@@ -26,7 +26,7 @@ class ConnectionCounts:
 
     @classmethod
     def create(cls, processes: int) -> Self:
-        """Return the counts of so many processes, all of them absent. Raises OSError."""
+        """Return the counts of this many processes, all of them absent. Raises OSError."""
         fd = os.memfd_create("nos-ec-s3-connections")
         os.write(fd, b"\xff" * (processes * _WORD_BYTES))
         return cls(fd)

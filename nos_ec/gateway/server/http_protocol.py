@@ -13,9 +13,8 @@ import re
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from nos_ec.monitoring.web_server import CONNECTIONS_MAX
+from nos_ec.monitoring.web_server import CONNECTIONS_MAX, LeavingProtocol
 
 HEAD_BYTES_MAX = 64 << 10
 """Maximum size of request line and headers together; also of trailers, and of the extensions of a chunk."""
@@ -38,12 +37,11 @@ class _Refused(Exception):
     """Stops the parsing of a request that must be refused."""
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(LeavingProtocol):
     """One connection."""
 
     _idle_since: object = None
     _was_idle = False
-    _served: RequestResponseCycle | None = None
     _refused = False
     _discarded_bytes = 0
     _in_head = True
@@ -82,7 +80,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._disconnect()
         super().connection_lost(exc)
 
     # --- reading --------------------------------------------------------------------------------------
@@ -165,10 +162,6 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._head_bytes > HEAD_BYTES_MAX:
             raise _Refused
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served = cycle
-        super()._start_asgi_task(cycle, app)
-
     # --- refusing -------------------------------------------------------------------------------------
     def _refuse(self) -> None:
         """Answer 400 to a malformed request and close the connection. If an answer is being sent, just close, because
@@ -195,15 +188,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self._discarded_bytes += size
         if self._discarded_bytes > DISCARDED_BYTES_MAX:
             self.transport.close()
-
-    def _disconnect(self) -> None:
-        """Notify the application that the client disconnected. (uvicorn notifies only the last of pipelined
-        requests.)"""
-        self.pipeline.clear()
-        for cycle in (self._served, self.cycle):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
 
     # --- idle clients ---------------------------------------------------------------------------------
     def _watch(self) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 import uvicorn
 
 from nos_ec.composition.wiring import System
+from nos_ec.engine.wide.buckets import NOT_WIDE, WideBuckets
+from nos_ec.engine.wide.listings import MergedLists, MergedUploads
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.key_service import find_key_service
@@ -43,7 +46,7 @@ from nos_ec.gateway.server.trusted_proxies import TrustedProxies
 from nos_ec.gateway.server.workers import Workers
 from nos_ec.monitoring.health import Health
 from nos_ec.monitoring.web_server import WebServer, open_listener
-from nos_ec.ports.metadata import Metadata
+from nos_ec.ports.metadata import BucketState, Metadata
 from nos_ec.settings import S3Settings
 
 STOP_WAIT_S = 30
@@ -55,9 +58,26 @@ BODY_WAIT_S = 60.0
 """How long a client may pause while it sends a body, as long as for unacknowledged data in the other direction."""
 BEAT_MS = 1000
 """The interval at which the event loop reports that it runs; whole seconds, because uvicorn accepts only those."""
-UNREAD_WAIT_MS = 60_000
-"""How long sent data may stay unacknowledged until the kernel closes the connection, as when a client does not read its
-answer. Accepted connections inherit the limit from the listening socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCells:
+    """The cells of a store, as the service of one of them needs them. `service_of` returns the service for the requests
+    about a bucket, and `objects_of` the operations on an object of it, by its name. Both raise S3Error (NoSuchBucket),
+    Transient."""
+
+    service_of: Callable[[str], Service]
+    objects_of: Callable[[str, str], ObjectOperations]
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """What the services of wide buckets with the same cells have in common (docs/adr/0068)."""
+
+    access: Access
+    buckets: WideBuckets
+    lists: MergedLists
+    uploads: MergedUploads
 
 
 def make_service(
@@ -66,33 +86,41 @@ def make_service(
     settings: S3Settings,
     keys: Metadata | None = None,
     homes: Homes | None = None,
-    of_bucket: Callable[[str], Service] | None = None,
+    others: OtherCells | None = None,
+    wide: Wide | None = None,
+    plain: Service | None = None,
 ) -> Service:
     """Return the S3 service of an open store: a gateway without its HTTP server.
 
     The service of one cell of several takes access keys and the keys that encrypt objects from `keys`, the metadata of
-    the directory's cell. For `homes` see BucketOperations. `of_bucket` returns the
-    service of the cell that holds a bucket; it raises S3Error (NoSuchBucket), Transient.
+    the directory's cell. For `homes` see BucketOperations. With `wide`, the service is for wide buckets, some of whose
+    objects are in this cell; `plain` is then the cell's service for other buckets, which shares the rates of accounts
+    and what it knows about access keys.
     """
     store, metadata, clock = system.client.store(), system.metadata, system.clock
     uploads = system.client.uploads(store)
-    access = Access(metadata, master_keys, clock, ACCESS_CACHE_MS, system.randomness, keys)
+    buckets = metadata if wide is None else wide.buckets
+    access = make_access(system, master_keys, keys) if wide is None else wide.access
     changes, locks = AttributeChanges(store, clock, Random().random), system.client.locks(store)
     locks_of_puts = LocksOfPuts(locks, clock)
     ring = KeyRing(keys or metadata, master_keys, clock, find_key_service(settings, clock))
     encryption = Encryption(store, ring, system.randomness, by_default=settings.encrypt)
-    objects_of = None if of_bucket is None else lambda bucket: of_bucket(bucket).objects
-    logging_of = None if of_bucket is None else lambda bucket: of_bucket(bucket).logging
-    objects = ObjectOperations(store, uploads, access, changes, locks_of_puts, encryption, objects_of)
-    return Service(
+    logging_of = None if others is None else lambda bucket: others.service_of(bucket).logging
+    objects_of = None if others is None else others.objects_of
+    objects = ObjectOperations(
+        store, uploads, access, changes, locks_of_puts, encryption, objects_of, is_wide=wide is not None
+    )
+    lists = None if wide is None else wide.uploads
+    multipart = MultipartOperations(store, uploads, objects, access, locks_of_puts, encryption, lists)
+    service = Service(
         access,
-        BucketOperations(metadata, uploads, access, clock, settings.region, homes),
-        Listings(store, encryption),
+        BucketOperations(buckets, uploads if wide is None else wide.uploads, access, clock, settings.region, homes),
+        Listings(store if wide is None else wide.lists, encryption),
         objects,
-        RenameOperations(store, objects, access, encryption),
-        MultipartOperations(store, uploads, objects, access, locks_of_puts, encryption),
+        RenameOperations(store, objects, multipart, access, encryption),
+        multipart,
         ObjectLockOperations(objects.find_version, locks, changes, clock),
-        BucketDocuments(metadata, access, clock),
+        BucketDocuments(buckets, access, clock, frozenset() if wide is None else NOT_WIDE),
         bucket_encryption(encryption),
         bucket_notifications(settings.topics),
         Websites(access, objects, settings.website_domain_names),
@@ -103,8 +131,18 @@ def make_service(
         clock,
         settings.domain_names,
         settings.region,
-        _rate_limits(system),
+        _rate_limits(system) if plain is None else plain.limits,
     )
+    if plain is not None:
+        service.share_keys(plain)
+    return service
+
+
+def make_access(
+    system: System, master_keys: MasterKeys, keys: Metadata | None, buckets: BucketState | None = None
+) -> Access:
+    """Return what looks up senders and buckets: `buckets` instead of those of the cell, if they are wide."""
+    return Access(system.metadata, master_keys, system.clock, ACCESS_CACHE_MS, system.randomness, keys, buckets)
 
 
 def _rate_limits(system: System) -> RateLimits | None:
@@ -118,9 +156,7 @@ def _rate_limits(system: System) -> RateLimits | None:
 def open_gateway_listener(settings: S3Settings) -> socket.socket:
     """Return a new listening socket, which several processes may share. Raises ConfigError if the address cannot be
     used."""
-    listener = open_listener("s3", settings.host, settings.port)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_WAIT_MS)
-    return listener
+    return open_listener("s3", settings.host, settings.port)
 
 
 class GatewayServer(WebServer):

@@ -32,8 +32,8 @@ BATCH_BYTES_MAX = 4 << 20
 LINES_BYTES_MAX = 32 << 20
 """Maximum memory of all lines of a process, including those whose delivery failed."""
 TARGET_SHARE = 4
-"""The lines for one target bucket may take at most one part in so many, so that one that is away leaves room for the
-others."""
+"""The lines for one target bucket may take at most this fraction of the memory (one in TARGET_SHARE), so that a bucket
+that is away leaves room for the others."""
 LINE_BYTES = 64
 BATCH_BYTES = 1024
 """Memory that a line and a batch take in addition to their text."""
@@ -63,7 +63,6 @@ class _Batch:
     size: int = BATCH_BYTES
     lines: list[bytes] = field(default_factory=list)
     key: str = ""
-    tries: int = 0
 
 
 class AccessLogs:
@@ -86,6 +85,8 @@ class AccessLogs:
         self._waiting: list[tuple[int, int, _Batch]] = []
         """Batches that get no more lines: when they are due, a number that makes the order unique, and the batch."""
         self._number = 0
+        self._failing: dict[str, tuple[int, int]] = {}
+        """Target buckets whose last attempt failed: when the next one is due, and how many have failed in a row."""
         self._bytes: Counter[str] = Counter()
         """Memory by target bucket."""
         self._thread: Thread | None = None
@@ -145,7 +146,11 @@ class AccessLogs:
     def _finish(self, batch: _Batch) -> None:
         """Let a batch get no more lines. The caller holds the lock."""
         del self._open[batch.topic]
-        self._put_back(batch, 0)
+        self._put_back(batch, self._due_ms(batch))
+
+    def _due_ms(self, batch: _Batch) -> int:
+        """Return when the target of a batch may be tried again; 0 unless it fails."""
+        return self._failing.get(batch.topic.target.bucket, (0, 0))[0]
 
     def _put_back(self, batch: _Batch, due_ms: int) -> None:
         self._number += 1
@@ -160,16 +165,33 @@ class AccessLogs:
         with self._changed:
             while True:
                 now_ms = self._clock.now_ms()
-                for batch in list(self._open.values()):
-                    if self._closing or not waits(batch.began_ms + BATCH_AGE_MS, now_ms, BATCH_AGE_MS):
-                        self._finish(batch)
+                self._finish_old(now_ms)
                 if self._waiting and (self._closing or not waits(self._waiting[0][0], now_ms, RETRY_MS_MAX)):
-                    return heapq.heappop(self._waiting)[2]
+                    batch = heapq.heappop(self._waiting)[2]
+                    if self._closing or not waits(due_ms := self._due_ms(batch), now_ms, RETRY_MS_MAX):
+                        return batch
+                    # An attempt may last until a server's time-out, and delay the batches for other targets. So a
+                    # target that fails gets one attempt at a time, not one for each batch.
+                    if waits(batch.began_ms + GIVE_UP_MS, now_ms, GIVE_UP_MS):
+                        self._put_back(batch, due_ms)
+                    else:
+                        self._drop(batch, "its target could not be reached")
+                    continue
                 if self._closing:
                     return None
-                times = [batch.began_ms + BATCH_AGE_MS for batch in self._open.values()]
+                oldest = next(iter(self._open.values()), None)
+                times = [] if oldest is None else [oldest.began_ms + BATCH_AGE_MS]
                 times += [due_ms for due_ms, _, _ in self._waiting[:1]]
                 self._changed.wait((min(times) - now_ms) / 1000 if times else None)
+
+    def _finish_old(self, now_ms: int) -> None:
+        """Finish the open batches that are old enough. They are in the order in which they began, so only those are
+        looked at, however many there are."""
+        while self._open:
+            batch = next(iter(self._open.values()))
+            if not self._closing and waits(batch.began_ms + BATCH_AGE_MS, now_ms, BATCH_AGE_MS):
+                return
+            self._finish(batch)
 
     def _deliver(self, batch: _Batch) -> None:
         topic = batch.topic
@@ -183,21 +205,27 @@ class AccessLogs:
             self._failed(batch, error)
             return
         with self._changed:
+            self._failing.pop(topic.target.bucket, None)
             self._forget(batch)
             self.delivered += len(batch.lines)
 
     def _failed(self, batch: _Batch, error: Exception) -> None:
         """Try a batch again later, or drop it: at the end, after GIVE_UP_MS, or if the target bucket refuses it."""
         is_refused = isinstance(error, S3Error) and error.status < 500
-        if not isinstance(error, NosError | S3Error) and not batch.tries:
-            _log.error("storing an access log failed", exc_info=error, bucket=batch.topic.source)
+        target = batch.topic.target.bucket
         now_ms = self._clock.now_ms()
         with self._changed:
-            if not is_refused and not self._closing and waits(batch.began_ms + GIVE_UP_MS, now_ms, GIVE_UP_MS):
-                self._put_back(batch, now_ms + min(RETRY_MS_MAX, RETRY_MS_MIN * 2**batch.tries))
-                batch.tries = min(batch.tries + 1, 10)
-                return
-        self._drop(batch, str(error))
+            _, failures = self._failing.get(target, (0, 0))
+            if not is_refused:
+                due_ms = now_ms + min(RETRY_MS_MAX, RETRY_MS_MIN * 2**failures)
+                self._failing[target] = due_ms, min(failures + 1, 10)
+            is_kept = not is_refused and not self._closing and waits(batch.began_ms + GIVE_UP_MS, now_ms, GIVE_UP_MS)
+            if is_kept:
+                self._put_back(batch, self._due_ms(batch))
+        if not isinstance(error, NosError | S3Error) and not failures:
+            _log.error("storing an access log failed", exc_info=error, bucket=batch.topic.source)
+        if not is_kept:
+            self._drop(batch, str(error))
 
     def _drop(self, batch: _Batch, reason: str) -> None:
         with self._changed:
@@ -212,3 +240,4 @@ class AccessLogs:
         self._bytes[batch.topic.target.bucket] -= batch.size
         if not self._bytes[batch.topic.target.bucket]:
             del self._bytes[batch.topic.target.bucket]
+            self._failing.pop(batch.topic.target.bucket, None)

@@ -3,7 +3,7 @@
 Source: "Amazon S3 server access log format" of the S3 user guide: 26 fields, separated by spaces, `-` for each that is
 unknown or does not apply. Fields that clients choose are encoded so that none can end early or begin another line.
 Unlike in S3, the signature and the session token of a presigned URL are left out, because a reader of the log could
-repeat the request.
+repeat the request, and so is a key of a customer, which must not be in a URL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from nos_ec.s3.request import Request
 FIELD_BYTES_MAX = 2048
 """Maximum length of the fields that clients choose, apart from the key and the target."""
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-_SECRETS = frozenset([b"x-amz-signature", b"x-amz-security-token", b"signature"])
+_SECRET = re.compile(
+    rb"(x-amz-)?signature|x-amz-security-token|x-amz-(copy-source-)?server-side-encryption-customer-key.*", re.DOTALL
+)
 _IN_QUOTES = re.compile(rb'[\x00-\x1f"\x7f-\xff]')
 _BETWEEN_SPACES = re.compile(rb'[\x00-\x20"\x7f-\xff]')
 _WORDS = re.compile("(?<=[a-z0-9])(?=[A-Z])")
@@ -58,17 +60,18 @@ _READS = frozenset(["GetObject", "HeadObject"])
 _STORES = frozenset(["PutObject", "UploadPart"])
 
 
-def operation_name(operation: str, method: str) -> str:
+def operation_name(operation: str, method: str, *, is_website: bool = False) -> str:
     """Return how logs of S3 name an operation, such as REST.GET.OBJECT for GetObject."""
+    kind = "WEBSITE" if is_website else "REST"
     if operation == PREFLIGHT:
-        return "REST.OPTIONS.PREFLIGHT"
+        return f"{kind}.OPTIONS.PREFLIGHT"
     resource = _RESOURCES.get(operation)
     if resource is None:
         noun = _VERBS.sub("", operation, count=1)
         if noun.startswith("Bucket") and noun != "Bucket":
             noun = noun.removeprefix("Bucket").removesuffix("Configuration")
         resource = _WORDS.sub("_", noun).upper()
-    return f"REST.{'COPY' if operation in _COPIES else method}.{resource}"
+    return f"{kind}.{'COPY' if operation in _COPIES else method}.{resource}"
 
 
 def log_line(
@@ -89,7 +92,7 @@ def log_line(
         _unquoted(record.remote.encode()),
         (record.account or "-").encode(),
         record.request_id.encode(),
-        operation_name(record.operation, record.method).encode(),
+        operation_name(record.operation, record.method, is_website=record.is_website).encode(),
         quote(record.key.encode("utf-8", "surrogateescape")).encode() or b"-",
         b'"%b %b HTTP/%b"' % (request.method.encode(), _IN_QUOTES.sub(_percent, _target(request)), http.encode()),
         b"%d" % record.status,
@@ -120,7 +123,7 @@ def _target(request: Request) -> bytes:
     shown = []
     for pair in request.raw_query.split(b"&"):
         name, equals, _ = pair.partition(b"=")
-        is_secret = unquote_to_bytes(name.replace(b"+", b" ")).lower() in _SECRETS
+        is_secret = _SECRET.fullmatch(unquote_to_bytes(name.replace(b"+", b" ")).lower()) is not None
         shown.append(name + equals + b"REDACTED" if is_secret else pair)
     return request.raw_path + b"?" + b"&".join(shown)
 

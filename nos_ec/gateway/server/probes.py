@@ -50,7 +50,10 @@ class Probes:
             return None
         has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
         host = headers.get(b"host", b"").decode("latin-1")
-        return None if has_body or bucket_of_host(host, self._domains) is not None else answer
+        try:
+            return None if has_body or bucket_of_host(host, self._domains) is not None else answer
+        except S3Error:
+            return None
 
     def close(self) -> None:
         """End the thread."""

@@ -25,6 +25,8 @@ class Record:
     `operation` is its name in the S3 API reference. `code` is the code of the error, empty without one. `status` is 500
     if the request failed after its answer had begun. `received` and `sent` are bytes of the bodies. `remote` is the
     address of the client, which trusted proxies may report. `logged` is its bucket if that has an access log.
+    `is_website`: it is a request to the website of a bucket. `paid_by` is the account whose rates the request was taken
+    from.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class Record:
     first_byte_s: float = 0.0
     whole_s: float = 0.0
     logged: BucketAccess | None = None
+    is_website: bool = False
+    paid_by: str | None = None
 
 
 def log_access(record: Record) -> None:

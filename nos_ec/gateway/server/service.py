@@ -13,10 +13,11 @@ from urllib.parse import unquote
 
 from nos_ec.core.errors import NosError
 from nos_ec.core.notifications.origin import Origin, caused_by
+from nos_ec.core.quotas.quota import ANONYMOUS
 from nos_ec.gateway.auth.access import Access, Sender
 from nos_ec.gateway.message.body import BodyWanted, Source
 from nos_ec.gateway.message.call import Call
-from nos_ec.gateway.message.failures import to_s3_error
+from nos_ec.gateway.message.failures import headers_of_error, to_s3_error
 from nos_ec.gateway.message.reply import Reply
 from nos_ec.gateway.operations.absent_configurations import ABSENT_CONFIGURATIONS, absent_configuration
 from nos_ec.gateway.operations.bucket_documents import BucketDocuments, DocumentType
@@ -33,7 +34,7 @@ from nos_ec.gateway.operations.policies import POLICY, POLICY_STATUS, apply_poli
 from nos_ec.gateway.operations.post_forms import PostForms
 from nos_ec.gateway.operations.renames import RenameOperations
 from nos_ec.gateway.operations.security_tokens import SecurityTokens
-from nos_ec.gateway.operations.websites import WEBSITE, Websites
+from nos_ec.gateway.operations.websites import WEBSITE, Websites, error_page
 from nos_ec.gateway.server.rate_limits import RateLimits
 from nos_ec.gateway.server.record import Record
 from nos_ec.ports.clock import Clock
@@ -90,7 +91,7 @@ class Service:
         limits: RateLimits | None = None,
     ) -> None:
         self._access = access
-        self._limits = limits
+        self.limits = limits
         self.objects = objects
         self.logging = logging
         self._region = region
@@ -190,8 +191,8 @@ class Service:
             self._name_region(reply, record.bucket)
         if b"origin" in request.header_values and request.method != "OPTIONS":
             self._allow_origin(request, reply)
-        if self._limits is not None and record.account is not None and request.method != "HEAD":
-            self._limits.charge(record.account, reply.size)
+        if self.limits is not None and record.paid_by is not None and request.method != "HEAD":
+            self.limits.charge(record.paid_by, reply.size)
         return _finished(request, reply, record)
 
     def store_log(self, log: LogObject) -> None:
@@ -199,8 +200,8 @@ class Service:
         self.logging.store(log)
 
     def _find_log(self, record: Record) -> None:
-        """Find the access log of a request that was answered before its bucket was looked up: a refused one, a form, or
-        one that a browser sends first."""
+        """Find the access log of a request that was answered before its bucket was looked up: a refused one, a form,
+        one that a browser sends first, or one to a website."""
         if record.logged is None and record.bucket and record.operation not in _WITHOUT_BUCKET:
             with suppress(S3Error, NosError):  # the bucket does not exist, or its log misses a line
                 access = self._access.bucket(record.bucket)
@@ -241,15 +242,14 @@ class Service:
         if operation == POST_FORM:
             self._find_log(record)
             with caused_by(Origin("s3:ObjectCreated:Post", "", record.remote, record.request_id)):
-                return self._forms.post(request, bucket or "", source)
+                return self._forms.post(request, bucket or "", source, partial(self._admit, request, record))
         run = self._operations.get(operation)
         if run is None:
             raise S3Error("NotImplemented", f"{operation} is not supported yet.")
         now_ms = self._clock.now_ms()
         sender, signed = self._sender(sent, now_ms)
         record.account = None if sender is None else sender.account
-        if self._limits is not None and record.account is not None:
-            self._limits.admit(record.account, _body_length(request))
+        self._admit(request, record, record.account)
         if operation == "HeadBucket":
             # Another gateway may just have deleted it, and clients use HeadBucket to check that.
             self._access.forget_bucket(bucket or "")
@@ -269,19 +269,40 @@ class Service:
             return run(call)
 
     def _answer_website(self, request: Request, bucket: str, source: Source, record: Record) -> Reply:
-        if request.method == PREFLIGHT:
-            return self._cors.preflight(request, bucket)
         record.bucket, record.key = bucket, unquote(request.raw_path.decode("latin-1"), errors="replace")[1:]
+        record.is_website = True
+        if request.method == PREFLIGHT:
+            record.operation = PREFLIGHT
+            try:
+                reply = self._cors.preflight(request, bucket)
+            except S3Error as error:
+                reply = error_page(error, record.key, record.request_id)
+            return self._finished_website(reply, record)
         record.operation = "HeadObject" if request.method == "HEAD" else "GetObject"
+        self._admit(request, record, None)
         reply = self._websites.answer(request, bucket, source, self._clock.now_ms(), record.request_id)
+        return self._finished_website(reply, record)
+
+    def _finished_website(self, reply: Reply, record: Record) -> Reply:
         record.code = reply.headers.get("x-amz-error-code", "")
+        if record.code != "NoSuchBucket":
+            self._find_log(record)
         return reply
 
     def _answer_tokens(self, request: Request, source: Source, record: Record) -> Reply:
-        answer = self._tokens.answer(request, source, record.request_id)
+        admit = partial(self._admit, request, record)
+        answer = self._tokens.answer(request, source, record.request_id, admit)
         record.operation = answer.action or record.operation
         record.account, record.code = answer.account, answer.code
         return answer.reply
+
+    def _admit(self, request: Request, record: Record, account: str | None) -> None:
+        """Take a request of this account, None for an anonymous one, from its rates. Raises S3Error (SlowDown). A
+        request that is answered again, because its body was wanted, is taken once."""
+        if self.limits is not None and record.paid_by is None:
+            payer = ANONYMOUS if account is None else account
+            self.limits.admit(payer, _body_length(request))
+            record.paid_by = payer
 
     def _sender(self, request: Request, now_ms: int) -> tuple[Sender | None, Signed | None]:
         """Return who signed the request, None for an anonymous one, and the verified signature."""
@@ -317,10 +338,6 @@ def _finished(request: Request, reply: Reply, record: Record) -> Reply:
 
 def _refusal(request: Request, error: S3Error, record: Record) -> Reply:
     record.code = error.code
-    headers = {"content-type": "application/xml", **error.headers}
-    if error.code == "InvalidRange":
-        headers["content-range"] = f"bytes */{error.fields.get('ActualObjectSize', '*')}"
-    if error.code in ("ServiceUnavailable", "SlowDown"):
-        headers["retry-after"] = "1"
+    headers = {"content-type": "application/xml", **headers_of_error(error)}
     resource = unquote(request.raw_path.decode("latin-1"), errors="replace")
     return Reply(error.status, headers, error_answer(error, resource, record.request_id, ""))

@@ -34,8 +34,8 @@ REQUEST_FAILURES = _counter(
     (LIBRARY,),
     "Requests that failed, by operation and kind of error (PYTHON.md). `other` is an error from outside nos_ec, such"
     " as one of the stream that a PUT reads.",
-    "`not_found`, `invalid_input` and `precondition_failed` are errors of the user. Alert on `corrupt`, on `no_space`,"
-    " and on a steady rate of `transient`.",
+    "`not_found`, `invalid_input`, `precondition_failed` and `quota_exceeded` are errors of the user. Alert on"
+    " `corrupt`, on `no_space`, and on a steady rate of `transient`.",
     "operation",
     "kind",
 )

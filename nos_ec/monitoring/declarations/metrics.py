@@ -166,7 +166,7 @@ METERED_BUCKETS = _gauge(
 BUCKET_BYTES = _gauge(
     "producer_bucket_bytes",
     (PRODUCER,),
-    "Bytes that a metered bucket holds, for at most 100 buckets: those that change most.",
+    "Bytes that a metered bucket holds: for the 100 buckets that change most, and those of producer.shown_buckets.",
     "`nos-ec usage` shows all metered buckets, and `nos-ec s3 quota show` how much of a quota is left.",
     "bucket",
 )
@@ -176,6 +176,15 @@ BUCKET_OBJECTS = _gauge(
     "Objects that a metered bucket holds, for the same buckets.",
     "As for the bytes.",
     "bucket",
+)
+QUOTA_USED_RATIO = _gauge(
+    "producer_quota_used_ratio",
+    (PRODUCER,),
+    "Share of its quota that a bucket or an account uses, for the 100 that use the greatest shares: of bytes or"
+    " objects, whichever is greater, and of a soft limit where there is no hard one. Read every minute.",
+    "At 1, PUTs are refused, or with a soft limit, logged. Raise the quota, or ask the owner to delete something.",
+    "scope",
+    "name",
 )
 
 # --- consumer ------------------------------------------------------------------------------------------------------
@@ -599,11 +608,25 @@ STORE_LAST_DUMP = _gauge(
     "When the newest dump of the metadata in the store began (Unix time); 0 if there is none.",
     "If it is older than the interval between dumps, check cron or the timer.",
 )
+STORE_JOURNAL_SECONDS = _gauge(
+    "store_journal_age_seconds",
+    STORE,
+    "Age of the oldest row of the journal of deletes that is not written into the store; 0 if there is none.",
+    "Above two minutes, neither a GC daemon nor cron (`nos-ec metadata ship-journal`) writes it.",
+)
+STORE_STALLED_MOVES = _gauge(
+    "store_stalled_moves",
+    STORE,
+    "Buckets that are being moved from or to this cell, although the command that moves them has ended. Only in a store"
+    " of several cells.",
+    "Above 0 for minutes, move these buckets again, or give the moves up; `nos-ec cells moves` lists them.",
+)
 STORE_LEASES = _gauge(
     "store_leases",
     STORE,
     "Writer leases currently held.",
-    "One for each consumer, each GC run, each landing log, and each process that has stored a large object.",
+    "One for each consumer, each GC run, each landing log, each move of a bucket, and each process that has stored a"
+    " large object.",
 )
 STORE_PLACEMENT_GROUPS = _gauge(
     "store_placement_groups",

@@ -40,6 +40,7 @@ from nos_ec.ports.metadata.buckets import (
     BucketRecord,
     BucketRow,
     Buckets,
+    BucketState,
     BucketUsage,
     CannedAcl,
     DocumentKind,
@@ -50,7 +51,15 @@ from nos_ec.ports.metadata.buckets import (
     Sums,
     Usage,
 )
-from nos_ec.ports.metadata.directory import Directory, DirectoryRow
+from nos_ec.ports.metadata.directory import (
+    ChangedName,
+    CopiedVersion,
+    Directory,
+    DirectoryRow,
+    MoveRow,
+    Moves,
+    MoveState,
+)
 from nos_ec.ports.metadata.explanations import BlockFacts, Explanations, ObjectFacts
 from nos_ec.ports.metadata.inspection import Inspection, ObjectColumns, QueueEntry, WaitingRow
 from nos_ec.ports.metadata.landing_queue import LandingDeletion, LandingQueue
@@ -73,7 +82,7 @@ from nos_ec.ports.metadata.objects import (
     summary,
 )
 from nos_ec.ports.metadata.outbox import Outbox, OutboxEvent, OutboxOptions
-from nos_ec.ports.metadata.rebuilding import Rebuilding, Rebuilt
+from nos_ec.ports.metadata.rebuilding import Journal, PreparedRows, Rebuilding, Rebuilt, Replay
 from nos_ec.ports.metadata.repairs import QUARANTINE, QUARANTINE_ENDED, Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing, ScrubPass, ScrubState
 from nos_ec.ports.metadata.survival import LivingObject, Survival, SurvivalRow
@@ -107,10 +116,13 @@ __all__ = [
     "Blocks",
     "BucketRecord",
     "BucketRow",
+    "BucketState",
     "BucketUsage",
     "Buckets",
     "CannedAcl",
+    "ChangedName",
     "CompletionOf",
+    "CopiedVersion",
     "DeleteVersion",
     "Directory",
     "DirectoryRow",
@@ -121,6 +133,7 @@ __all__ = [
     "Explanations",
     "GroupCommit",
     "Inspection",
+    "Journal",
     "KeyState",
     "LandedMove",
     "LandingDeletion",
@@ -135,6 +148,9 @@ __all__ = [
     "MarkerRow",
     "Metadata",
     "Move",
+    "MoveRow",
+    "MoveState",
+    "Moves",
     "NewLargeObject",
     "NewObject",
     "ObjectColumns",
@@ -148,6 +164,7 @@ __all__ = [
     "OutboxOptions",
     "PartOf",
     "Placed",
+    "PreparedRows",
     "PutRequest",
     "QueueEntry",
     "QuotaFacts",
@@ -155,6 +172,7 @@ __all__ = [
     "Rebuilt",
     "RenameOf",
     "Repairs",
+    "Replay",
     "Rights",
     "ScrubPass",
     "ScrubState",

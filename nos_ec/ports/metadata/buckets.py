@@ -42,7 +42,8 @@ class DocumentKind(StrEnum):
     stored as they were sent, ACL and OBJECT_LOCK as the gateway writes them, LIFECYCLE as `core.expiry` writes it,
     VERSIONING as a word of `core.versions.Versioning`, OWNERSHIP as a word of `s3.public_access.Ownership`, ENCRYPTION
     as the name of an algorithm, NOTIFICATION as `core.notifications.configuration` writes it, LOGGING as
-    `gateway.auth.log_target` writes it. A bucket with a QUOTA, a JSON object, is metered (`Usage`)."""
+    `gateway.auth.log_target` writes it. A bucket with a QUOTA, a JSON object, is metered (`Usage`). WIDE, which a wide
+    bucket has in each of its cells, has the names of the cells of its slices, separated by commas."""
 
     TAGS = "tags"
     ACL = "acl"
@@ -58,6 +59,7 @@ class DocumentKind(StrEnum):
     WEBSITE = "website"
     LOGGING = "logging"
     QUOTA = "quota"
+    WIDE = "wide"
 
 
 class KeyState(StrEnum):
@@ -135,8 +137,8 @@ class QuotaFacts:
     account_used: Sums | None
 
 
-class Buckets(Protocol):
-    """Rows of buckets and of grants. See the package docstring. Safe to call from several threads."""
+class BucketState(Protocol):
+    """Rows, grants and documents of buckets, by the names of the buckets. Safe to call from several threads."""
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
         """Create a bucket. Returns False, and changes nothing, if it exists: it has a row, or holds an object."""
@@ -175,15 +177,19 @@ class Buckets(Protocol):
         """Set a document of a bucket; a body of None removes it. Returns False if there is no such bucket. Raises
         InvalidInput for a body of more than DOCUMENT_BYTES_MAX bytes."""
 
-    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
-        """Return one page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these
-        names. The query also steps over each document of another kind."""
-
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
         """Replace the rights of an account in a bucket; NONE removes them. Returns False if there is no such bucket."""
 
     def grants(self, name: str) -> dict[str, Rights]:
         """Return the rights of accounts in a bucket that is not theirs."""
+
+
+class Buckets(BucketState, Protocol):
+    """Rows of buckets and of grants. See the package docstring. Safe to call from several threads."""
+
+    def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """Return one page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these
+        names. The query also steps over each document of another kind."""
 
     def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
         """Return one page of the buckets that have a row, for dumps, by UTF-8 byte order of their names."""
@@ -308,9 +314,10 @@ class Usage(Protocol):
         """Add at most `limit` changes to the sums, and remove exactly these. Returns how many. Those that another
         process has folded meanwhile are left out."""
 
-    def settle_usage(self, bucket: str, correction: Sums, now_ms: int) -> bool:
+    def settle_usage(self, bucket: str, since_ms: int, correction: Sums, now_ms: int) -> bool:
         """Add the difference between what was counted and the sums at that moment, and mark the bucket as counted at
-        `now_ms`. Returns False if it is not metered any more."""
+        `now_ms`. Returns False, and changes nothing, if it is not metered since `since_ms` any more, or was counted by
+        another process meanwhile, whose correction would count twice."""
 
     def current_sizes(self, bucket: str, after: str, limit: int) -> SizesPage:
         """Sum up at most `limit` current versions of a bucket, which may be hidden, after this name."""

@@ -19,7 +19,7 @@ from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import Versioning, has_version_id, is_of_versions
 from nos_ec.ports.metadata.leases import Lease
-from nos_ec.ports.metadata.uploads import UploadStep
+from nos_ec.ports.metadata.uploads import CompletionOf, UploadRow, UploadStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,13 @@ class RenameOf:
     """A step of a rename: the object to be recorded has the bytes of `row`, the current version of another key of the
     bucket, which is deleted in the same transaction as by a DELETE. It must be unchanged, and not locked. `versioning`:
     the versioning state of the bucket; with it, the other key gets a delete marker. `until_ms`: until when the trash
-    keeps the old version; None without a trash."""
+    keeps the old version; None without a trash. `completion`: the upload that has copies of the parts of `row`, if
+    that is composed of parts; the object to be recorded is composed of the copies."""
 
     row: ObjectRow
     versioning: Versioning | None = None
     until_ms: int | None = None
+    completion: CompletionOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +377,11 @@ class Objects(Protocol):
     def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
         """Return the current versions of those of these keys that have one. Takes one statement, whatever their
         number."""
+
+    def delete_parts(self, doomed: UploadRow, keys: Sequence[ObjectKey], now_ms: int) -> list[ObjectRow] | None:
+        """Delete those of these parts of an upload that exist, in one transaction, and return them. Returns None, and
+        deletes nothing, unless the upload is DOOMED, and since the same time: a move of the bucket may have brought
+        these parts back."""
 
     def segments(self, object_id: int, version: int) -> list[Segment]:
         """Return the segments of a large object in part order; an empty list when that version no longer exists."""

@@ -12,10 +12,17 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class OutboxOptions:
-    """The outbox takes no more changes while it has `events_max` events. `region` is that of the messages."""
+    """While the outbox has `events_max` events, it takes none for topics that have their share of these. `region` is
+    that of the messages. `topics` are those to which events are sent, whatever the configurations of buckets name;
+    None: all of them."""
 
     events_max: int
     region: str
+    topics: frozenset[str] | None = None
+
+    def allows(self, topic: str) -> bool:
+        """Return whether events are sent to this topic."""
+        return self.topics is None or topic in self.topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +41,12 @@ class Outbox(Protocol):
 
     def send_events(self, options: OutboxOptions) -> None:
         """From now on, add events for the changes of buckets with notifications. Their configurations are cached for
-        CONFIGURATION_MS. While the outbox is full, methods that change objects of such buckets raise Transient."""
+        CONFIGURATION_MS. While the outbox is full, methods that change objects raise Transient in buckets that send
+        to a topic with many events (see OutboxOptions)."""
 
     def require_event_room(self, buckets: Collection[str]) -> None:
-        """Raise Transient if one of these buckets has notifications and the outbox is full. Runs no statement for
-        buckets whose configurations are cached, while the outbox cannot be near its bound."""
+        """Raise Transient if the outbox is full for a topic of one of these buckets. Runs no statement for buckets
+        whose configurations are cached, while the outbox cannot be near its bound."""
 
     def outbox_queues(self, slots: Collection[int]) -> list[tuple[str, int]]:
         """Return each (topic, slot) that has events, for these slots. Runs one statement for each queue, one for

@@ -1,7 +1,8 @@
 """Rows of multipart uploads (docs/adr/0032).
 
 An upload has a row from its beginning until its last part is deleted. It is OPEN while parts are stored, COMPLETED
-while the composed object exists, also in the trash, and DOOMED when its parts are to be deleted.
+while the composed object exists, also in the trash, and DOOMED when its parts are to be deleted. In a cell to which its
+bucket is moved, it is OPEN while parts are copied, whatever it was before (`Moves.open_copied_upload`).
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class Uploads(Protocol):
         The page begins after the time and id of `after`. A time that is more than WAIT_MS_MAX ahead counts as over:
         only a wrong clock can have set it."""
 
-    def forget_upload(self, upload_id: UploadId) -> None:
-        """Remove the row of an upload after its last part was deleted. Does nothing unless the upload is DOOMED."""
+    def forget_upload(self, doomed: UploadRow) -> None:
+        """Remove the row of an upload after its last part was deleted. Does nothing unless the upload is DOOMED, and
+        since the same time."""
 
     def uploads_after(self, after: UploadId | None, limit: int) -> list[UploadRow]:
         """Return one page of all rows, in the order of their ids, after the id `after`."""

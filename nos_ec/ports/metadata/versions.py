@@ -8,7 +8,7 @@ that looks only for current versions never sees the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -153,9 +153,13 @@ class Versions(Protocol):
     def restore_markers(self, rows: Sequence[MarkerRow]) -> None:
         """Write markers as they were dumped. Calling it again changes nothing."""
 
-    def floors_after(self, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
+    def floors_after(self, after: ObjectKey | None, limit: int, bucket: str = "") -> list[tuple[ObjectKey, int]]:
         """Return the greatest number that was removed from each key in the last FLOOR_MS, in the order of the keys, for
-        keys after this one. Any version that is later added to a key with versions gets a greater number."""
+        keys after this one, and of this bucket if one is given. Any version that is later added to a key with versions
+        gets a greater number."""
+
+    def floors_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, int]:
+        """Return the numbers of `floors_after` for those of these keys that have one."""
 
     def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
         """Load the result of `floors_after`. A greater number that already exists stays. Repeating it changes

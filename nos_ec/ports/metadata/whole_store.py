@@ -12,7 +12,7 @@ from nos_ec.core.ratios import hole_ratio, ratio
 from nos_ec.core.states import BlockKind, BlockState
 from nos_ec.ports.metadata.blocks import Blocks
 from nos_ec.ports.metadata.buckets import AccessChanges, AccessKeys, Buckets, Usage
-from nos_ec.ports.metadata.directory import Directory
+from nos_ec.ports.metadata.directory import Directory, Moves
 from nos_ec.ports.metadata.explanations import Explanations
 from nos_ec.ports.metadata.inspection import Inspection
 from nos_ec.ports.metadata.landing_queue import LandingQueue
@@ -22,7 +22,7 @@ from nos_ec.ports.metadata.locks import Locks
 from nos_ec.ports.metadata.notes import Notes
 from nos_ec.ports.metadata.objects import Objects
 from nos_ec.ports.metadata.outbox import Outbox
-from nos_ec.ports.metadata.rebuilding import Rebuilding
+from nos_ec.ports.metadata.rebuilding import Journal, Rebuilding
 from nos_ec.ports.metadata.repairs import Repairs
 from nos_ec.ports.metadata.scrubbing import Scrubbing
 from nos_ec.ports.metadata.survival import Survival
@@ -143,6 +143,7 @@ class Metadata(
     Buckets,
     AccessKeys,
     Directory,
+    Moves,
     AccessChanges,
     Uploads,
     Leases,
@@ -158,6 +159,7 @@ class Metadata(
     Locks,
     Outbox,
     Usage,
+    Journal,
     Rebuilding,
     Protocol,
 ):

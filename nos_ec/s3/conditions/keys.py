@@ -31,8 +31,9 @@ class Unsure(Enum):
     """Why a key has no value that a condition could be compared with. Such a condition never allows anything that the
     value could forbid."""
 
-    TAGS = "tags"
-    """The tags of the object or of the request are not known yet. Evaluate the policy again when they are."""
+    LATER = "later"
+    """The tags of the object, or the tags or the lock that the request gives it, are not known yet. Evaluate the policy
+    again when they are."""
     UNKNOWN = "unknown"
     """The value cannot be determined. An Allow with such a condition does not match, and a Deny matches."""
     EARLIER = "earlier"
@@ -87,8 +88,11 @@ def _actions(names: str) -> frozenset[str]:
 
 _LISTS = _actions("ListBucket ListBucketVersions")
 _PUTS = _actions("PutObject")
+_PUTS_AND_DELETES = _actions("PutObject DeleteObject")
 _SETS_ACLS = _actions("CreateBucket PutObject PutObjectAcl PutObjectVersionAcl PutBucketAcl")
 _SETS_TAGS = _actions("PutObject PutObjectTagging PutObjectVersionTagging")
+_SETS_RETENTIONS = _actions("PutObject PutObjectRetention BypassGovernanceRetention")
+_SETS_HOLDS = _actions("PutObject PutObjectLegalHold BypassGovernanceRetention")
 _OF_EXISTING = _actions(
     "GetObject GetObjectVersion GetObjectAcl GetObjectVersionAcl GetObjectAttributes GetObjectVersionAttributes"
     " GetObjectTagging GetObjectVersionTagging PutObjectAcl PutObjectVersionAcl PutObjectTagging"
@@ -122,11 +126,17 @@ def _all_keys() -> Iterable[ConditionKey]:
     yield ConditionKey("s3:RequestObjectTagKeys", actions=_SETS_TAGS, is_list=True)
     for name in ("acl", "grant-full-control", "grant-read", "grant-read-acp", "grant-write", "grant-write-acp"):
         yield ConditionKey(f"s3:x-amz-{name}", actions=_SETS_ACLS)
-    for name in ("copy-source", "metadata-directive", "server-side-encryption", "storage-class"):
+    for name in ("copy-source", "metadata-directive", "storage-class"):
         yield ConditionKey(f"s3:x-amz-{name}", actions=_PUTS)
-    for name in ("if-match", "if-none-match"):
-        yield ConditionKey(f"s3:{name}", actions=_PUTS)
+    for name in ("", "-aws-kms-key-id", "-customer-algorithm"):
+        yield ConditionKey(f"s3:x-amz-server-side-encryption{name}", actions=_PUTS)
+    yield ConditionKey("s3:if-match", actions=_PUTS_AND_DELETES)
+    yield ConditionKey("s3:if-none-match", actions=_PUTS)
     yield ConditionKey("s3:ObjectCreationOperation", KeyType.BOOL, _PUTS)
+    yield ConditionKey("s3:object-lock-legal-hold", actions=_SETS_HOLDS)
+    yield ConditionKey("s3:object-lock-mode", actions=_SETS_RETENTIONS)
+    yield ConditionKey("s3:object-lock-remaining-retention-days", KeyType.NUMBER, _SETS_RETENTIONS)
+    yield ConditionKey("s3:object-lock-retain-until-date", KeyType.DATE, _SETS_RETENTIONS)
 
 
 KEYS: Mapping[str, ConditionKey] = MappingProxyType({key.name.lower(): key for key in _all_keys()})

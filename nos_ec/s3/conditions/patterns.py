@@ -26,8 +26,8 @@ class BadVariable(Exception):
 
 
 class Settled(Exception):
-    """A variable without a value settles whether a statement matches. `matches` is None if that depends on tags that
-    are not known yet."""
+    """A variable without a value settles whether a statement matches. `matches` is None if that depends on what is
+    not known yet."""
 
     def __init__(self, matches: bool | None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Evaluation:
         found = self.facts.values(named) if named.key.fits(self.action) else ()
         if isinstance(found, tuple):
             return found
-        if found is Unsure.TAGS:
+        if found is Unsure.LATER:
             raise Settled(None)
         raise Settled(self.allows is (found is Unsure.EARLIER))
 

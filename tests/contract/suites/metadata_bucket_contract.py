@@ -17,6 +17,7 @@ from nos_ec.ports.metadata import (
     BucketRecord,
     BucketRow,
     Buckets,
+    BucketState,
     CannedAcl,
     DocumentKind,
     KeyState,
@@ -299,7 +300,7 @@ class AccessKeyContract:
             "change_access_key": lambda: metadata.change_access_key("key", KeyState.DISABLED),
             "remove_access_key": lambda: metadata.remove_access_key("key"),
         }
-        methods = {name for of in (Buckets, AccessKeys) for name in vars(of) if not name.startswith("_")}
+        methods = {name for of in (BucketState, Buckets, AccessKeys) for name in vars(of) if not name.startswith("_")}
         assert methods == changes.keys() | READING | {"restore_buckets"}, "a new method changes access, or only reads"
         for name, change in changes.items():
             change()

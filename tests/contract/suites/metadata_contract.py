@@ -36,7 +36,9 @@ from tests.contract.suites.metadata_entries_contract import EntriesContract
 from tests.contract.suites.metadata_expired_version_contract import ExpiredVersionContract
 from tests.contract.suites.metadata_explanation_contract import ExplanationContract
 from tests.contract.suites.metadata_inspection_contract import InspectionContract
+from tests.contract.suites.metadata_journal_contract import JournalContract
 from tests.contract.suites.metadata_lock_contract import LockContract
+from tests.contract.suites.metadata_moves_contract import MovesContract
 from tests.contract.suites.metadata_notes_contract import NotesContract
 from tests.contract.suites.metadata_outbox_contract import OutboxContract
 from tests.contract.suites.metadata_producer_contract import ProducerContract
@@ -970,6 +972,7 @@ class MetadataContract(
     TrashContract,
     BucketContract,
     DirectoryContract,
+    MovesContract,
     AccessKeyContract,
     UploadContract,
     TailContract,
@@ -977,6 +980,7 @@ class MetadataContract(
     LockContract,
     OutboxContract,
     UsageContract,
+    JournalContract,
     ExpiredVersionContract,
     ProducerContract,
     LeaseContract,

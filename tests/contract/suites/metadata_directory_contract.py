@@ -26,7 +26,7 @@ class DirectoryContract:
         metadata = bench.metadata
         metadata.claim_home("photos", "ann", "a", 5)
         gone = DirectoryRow("photos", "a", "ann", 5, is_deleted=True)
-        assert metadata.record_in_directory(gone) is None
+        assert metadata.record_in_directory(gone) == gone
         assert metadata.directory_row("photos") == gone
         assert metadata.buckets_in_directory("ann", "", 10) == []
         assert metadata.claim_home("photos", "bob", "b", 6) == DirectoryRow("photos", "a", "bob", 6)
@@ -36,12 +36,38 @@ class DirectoryContract:
         metadata = bench.metadata
         known = metadata.claim_home("b", "ann", "one", 5)
         rows = [DirectoryRow(name, "two", "bob", 7) for name in ("c", "b", "a")]
-        assert [metadata.record_in_directory(row) for row in rows] == [None, known, None]
+        assert [metadata.record_in_directory(row) for row in rows] == [rows[0], known, rows[2]]
         assert metadata.directory_row("b") == known
         assert metadata.directory_row("c") == rows[0]
         changed = DirectoryRow("c", "two", "cid", 7)
-        assert metadata.record_in_directory(changed) is None
+        assert metadata.record_in_directory(changed) == changed
         assert metadata.directory_row("c") == changed
+
+    def test_the_slices_of_a_wide_bucket_stay(self, bench: MetadataBench) -> None:
+        metadata, slices = bench.metadata, ("a", "b", "b", "c")
+        wide = DirectoryRow("wide", "a", "ann", 5, slices=slices)
+        assert metadata.claim_home("wide", "ann", "a", 5, slices) == wide
+        assert metadata.claim_home("wide", "bob", "b", 6) == wide
+        assert metadata.claim_home("wide", "bob", "b", 6, ("b", "c")) == wide
+        assert metadata.directory_row("wide") == wide
+        assert metadata.directory_page("", 10) == [wide]
+        gone = DirectoryRow("wide", "a", "ann", 5, is_deleted=True, slices=slices)
+        assert metadata.record_in_directory(DirectoryRow("wide", "a", "ann", 5, is_deleted=True)) == gone
+        assert metadata.record_in_directory(DirectoryRow("wide", "b", "bob", 7)) == gone
+        again = DirectoryRow("wide", "a", "bob", 8, slices=slices)
+        assert metadata.claim_home("wide", "bob", "c", 8) == again
+        assert metadata.directory_row("wide") == again
+
+    def test_a_slice_that_was_entered_first_is_no_other_home(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        metadata.record_in_directory(DirectoryRow("wide", "b", "root", 0))
+        whole = DirectoryRow("wide", "a", "ann", 5, slices=("a", "b"))
+        assert metadata.record_in_directory(whole) == whole
+        assert metadata.directory_row("wide") == whole
+        elsewhere = DirectoryRow("plain", "c", "root", 0)
+        metadata.record_in_directory(elsewhere)
+        assert metadata.record_in_directory(DirectoryRow("plain", "a", "ann", 5, slices=("a", "b"))) == elsewhere
+        assert metadata.directory_row("plain") == elsewhere
 
     def test_buckets_are_listed_in_pages_by_owner(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

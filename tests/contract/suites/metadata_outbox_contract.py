@@ -253,7 +253,7 @@ class OutboxContract:
             lambda: bench.metadata.delete_versions([AddMarker(row.key, ENABLED)], bench.now_ms),
             lambda: bench.metadata.set_attributes(row, as_version(b"")),
         ):
-            with pytest.raises(Transient, match="outbox has 2 events"):
+            with pytest.raises(Transient, match="outbox has 2 events, too many of them for changes,"):
                 refused()
         bench.metadata.require_event_room(["other"])
         bench.record([bench.new("c")])  # it was admitted before
@@ -263,3 +263,34 @@ class OutboxContract:
         bench.metadata.send_events(OutboxOptions(2, "here"))
         bench.metadata.require_event_room([BUCKET])
         bench.metadata.delete(row.key, bench.now_ms)
+
+    def test_a_topic_that_nobody_reads_stops_no_changes_for_others(self, bench: MetadataBench) -> None:
+        """The changes of a bucket whose topic is gone may fill the outbox; other owners must not suffer."""
+        watch(bench, events_max=8)
+        other = Notification("other", "other", ("s3:ObjectCreated:*",))
+        bench.metadata.create_bucket("another", "bob", CannedAcl.PRIVATE, bench.now_ms)
+        bench.metadata.set_bucket_document("another", DocumentKind.NOTIFICATION, encode([other]), bench.now_ms)
+        bench.record([bench.new("k", bucket="another")])
+        for number in range(7):
+            bench.put(f"{number}")
+        for number in range(3):
+            bench.metadata.send_events(OutboxOptions(8, "here"))  # look again
+            with pytest.raises(Transient, match="too many of them for changes,"):
+                bench.metadata.require_event_room([BUCKET])
+            bench.metadata.require_event_room(["another"])
+            bench.record([bench.new(f"{number}", bucket="another")])
+        bench.metadata.send_events(OutboxOptions(8, "here"))
+        with pytest.raises(Transient, match="too many of them for other,"):
+            bench.metadata.require_event_room(["another"])
+
+    def test_a_topic_that_is_not_allowed_any_more_gets_no_events(self, bench: MetadataBench) -> None:
+        watch(bench, ALL, Notification("2", "second", ("s3:ObjectCreated:*",), prefix="b"))
+        bench.put("b1")
+        bench.metadata.send_events(OutboxOptions(1000, "here", frozenset(["second", "third"])))
+        bench.put("a2")
+        bench.put("b2")
+        assert sorted(key for _, key, _ in events(bench.metadata)) == ["b1", "b1", "b2"]
+        bench.metadata.send_events(OutboxOptions(1000, "here", frozenset(["third"])))
+        bench.put("b3")
+        assert len(events(bench.metadata)) == 3
+        assert bench.metadata.add_gaps(bench.now_ms) == 0

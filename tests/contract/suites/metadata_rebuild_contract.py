@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,24 @@ class RebuildContract:
         metadata.load([Rebuilt(replace(both[0].row, object_id=902)), both[1]], [], "both in one page")
         assert [row.object_id for row in metadata.objects_after(0, 10)] == [900, 902]
 
+    def test_prepared_rows_are_loaded_as_others_are(self, metadata: Metadata) -> None:
+        block, copies = new_block_id(), [new_landing_id() for _ in range(2)]
+        first = [row_of(3, ObjectState.LANDED, landing=copies[0]), row_of(7, ObjectState.LARGE, block=block)]
+        second = [row_of(8, ObjectState.PACKED, block=block), row_of(9, ObjectState.LANDED, landing=copies[1])]
+        metadata.begin_rebuild("begun")
+        metadata.load([], [QueueEntry(copy, 5, 1, NOW_MS, False) for copy in copies], "queued")
+        assert metadata.load_prepared(pickle.loads(pickle.dumps(metadata.prepare(first))), "loaded")
+        again = Rebuilt(replace(second[0].row, object_id=900, key=first[0].row.key))
+        refused = metadata.prepare([*second, again])
+        assert not metadata.load_prepared(refused, "loaded the next")
+        assert metadata.rebuild_state() == "loaded"
+        assert metadata.objects_after(0, 10) == [one.row for one in first]
+        assert [one.landing_id for one in metadata.deletions_after(None, 10)] == [copies[1]]
+        metadata.load([*second, again], [], "loaded the next")
+        assert metadata.objects_after(0, 10) == [first[1].row, *[one.row for one in second], again.row]
+        assert [part for _, part in metadata.segments_of([7])[7]] == first[1].parts
+        assert [one.landing_id for one in metadata.waiting_after(None, 10)] == [copies[1]]
+
     def test_a_copy_that_a_row_has_is_not_queued(self, metadata: Metadata) -> None:
         """An entry may have been read before the row, or after it."""
         block, copies = new_block_id(), [new_landing_id() for _ in range(4)]
@@ -177,7 +196,7 @@ class RebuildContract:
     def test_at_the_end_it_can_be_used_and_epochs_are_new(self, metadata: Metadata) -> None:
         metadata.begin_rebuild("begun")
         assert metadata.is_new()
-        metadata.finish_rebuild(GEOMETRY, 500)
+        metadata.finish_rebuild(GEOMETRY, 500, 3)
         assert (metadata.is_new(), metadata.rebuild_state()) == (False, None)
         assert metadata.acquire_lease("writer", NOW_MS, 1000).epoch > 500
 

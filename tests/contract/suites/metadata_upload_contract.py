@@ -173,9 +173,36 @@ class UploadContract:
         assert {row.upload_id for row in first + rest} == {row.upload_id for row in rows[:4]}
         assert metadata.doomed_uploads(99, 3) == []
         assert len(metadata.doomed_uploads(99 - WAIT_MS_MAX, 9)) == 4, "a wrong clock set their times"
-        metadata.forget_upload(rows[0].upload_id)
-        metadata.forget_upload(rows[4].upload_id)
-        assert [metadata.upload(row.upload_id) is None for row in rows] == [True, False, False, False, False]
+        metadata.forget_upload(replace(first[0], since_ms=99))
+        metadata.forget_upload(first[0])
+        metadata.forget_upload(rows[4])
+        left = {row.upload_id for row in rows if metadata.upload(row.upload_id)}
+        assert left == {row.upload_id for row in rows} - {first[0].upload_id}
+
+    def test_parts_are_deleted_only_of_an_upload_that_is_still_doomed(self, bench: MetadataBench) -> None:
+        """A mover may bring a bucket back, with these parts, after a page of them was read."""
+        metadata, upload = bench.metadata, begun(bench)
+        parts = recorded(bench, [part_of(bench, upload, number) for number in (1, 2)])
+        keys = [row.key for row in parts if isinstance(row, ObjectRow)]
+        assert len(keys) == 2
+        assert metadata.abort_upload(upload.upload_id, 5)
+        doomed = metadata.upload(upload.upload_id)
+        assert doomed is not None
+        for state, since_ms in ((OPEN, 5), (COMPLETED, 5), (DOOMED, 6)):
+            metadata.restore_uploads([replace(doomed, state=state, since_ms=since_ms)])
+            assert metadata.delete_parts(doomed, keys, bench.now_ms) is None
+            metadata.forget_upload(doomed)
+            assert metadata.upload(upload.upload_id) is not None
+        assert set(metadata.rows_of(keys)) == set(keys)
+        metadata.restore_uploads([doomed])
+        gone = metadata.delete_parts(doomed, [*keys, ObjectKey("bucket", "none")], bench.now_ms)
+        assert gone is not None
+        assert sorted(row.key.name for row in gone) == [key.name for key in keys]
+        assert metadata.delete_parts(doomed, keys, bench.now_ms) == []
+        assert metadata.rows_of(keys) == {}
+        metadata.forget_upload(doomed)
+        assert metadata.upload(upload.upload_id) is None
+        bench.check_counters()
 
     def test_old_uploads(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

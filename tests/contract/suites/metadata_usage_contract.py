@@ -6,10 +6,10 @@ from threading import Thread
 
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import PARTS_BUCKET
-from nos_ec.core.quotas.quota import account_record
+from nos_ec.core.quotas.quota import Quota, account_record, encode
 from nos_ec.core.tails import TAILS_BUCKET
 from nos_ec.core.versions import as_version
-from nos_ec.engine.figures.bucket_count import count_bucket
+from nos_ec.engine.figures.bucket_count import BucketCount, count_bucket
 from nos_ec.ports.metadata import (
     AccessKey,
     AddMarker,
@@ -170,11 +170,30 @@ class UsageContract:
         counted = count_bucket(bench.metadata, BUCKET)
         bench.put("later", 10)
         assert (counted.sums, counted.drift) == (Sums(1001, 2), Sums())
-        assert bench.metadata.settle_usage(BUCKET, counted.correction, 77)
+        assert bench.metadata.settle_usage(BUCKET, counted.since_ms, counted.correction, 77)
         assert held(bench.metadata) == Sums(1011, 3)
         found = bench.metadata.bucket_usage(BUCKET)
         assert found is not None
         assert found.counted_ms == 77
+
+    def test_a_count_is_used_once(self, bench: MetadataBench) -> None:
+        """A producer that was paused while it counted finds that another one has counted meanwhile, or that the bucket
+        is metered anew. A COMMIT whose answer was lost is repeated."""
+        bench.put("old", 1000)
+        meter(bench)
+        paused = BucketCount(bench.metadata, BUCKET)
+        while not paused.count_page():
+            pass
+        early = paused.result()
+        other = count_bucket(bench.metadata, BUCKET)
+        assert bench.metadata.settle_usage(BUCKET, other.since_ms, other.correction, 77)
+        for found in (early, paused.result(), other):
+            assert not bench.metadata.settle_usage(BUCKET, found.since_ms, found.correction, 78)
+        assert held(bench.metadata) == Sums(1000, 1)
+        assert bench.metadata.unmeter_bucket(BUCKET)
+        bench.now_ms += 1
+        assert bench.metadata.meter_bucket(BUCKET, bench.now_ms)
+        assert not bench.metadata.settle_usage(BUCKET, early.since_ms, early.correction, 79)
 
     def test_a_bucket_that_is_not_metered_any_more_is_forgotten(self, bench: MetadataBench) -> None:
         meter(bench)
@@ -183,7 +202,7 @@ class UsageContract:
         assert bench.metadata.unmeter_bucket(BUCKET)
         assert not bench.metadata.unmeter_bucket(BUCKET)
         assert bench.metadata.bucket_usage(BUCKET) is None
-        assert not bench.metadata.settle_usage(BUCKET, Sums(1, 1), 1)
+        assert not bench.metadata.settle_usage(BUCKET, bench.now_ms, Sums(1, 1), 1)
         bench.metadata.fold_usage(10)
         assert bench.metadata.bucket_usages("", 10) == []
 
@@ -207,16 +226,28 @@ class UsageContract:
         metadata.set_bucket_owner(BUCKET, "ann", bench.now_ms)
         metadata.set_bucket_document(BUCKET, DocumentKind.QUOTA, b"{}", bench.now_ms)
         assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "ann", b"{}", None, None, None)
-        metadata.settle_usage(BUCKET, Sums(), 1)
+        metadata.settle_usage(BUCKET, bench.now_ms, Sums(), 1)
         assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "ann", b"{}", None, Sums(10, 1), None)
         record = AccessKey(account_record("ann"), "ann", b"[]", KeyState.DISABLED, 1)
         metadata.add_access_key(record)
         bench.put("l", 5)
         assert metadata.quota_facts(BUCKET) == QuotaFacts(BUCKET, "ann", b"{}", b"[]", Sums(15, 2), Sums(15, 2))
 
+    def test_rates_need_no_usage(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        metadata.count_usage()
+        rates = encode(Quota(requests_per_s=5))
+        metadata.add_access_key(AccessKey(account_record("ann"), "ann", rates, KeyState.DISABLED, 1))
+        metadata.create_bucket("of-ann", "ann", CannedAcl.PRIVATE, bench.now_ms)
+        metadata.create_bucket("given", "bob", CannedAcl.PRIVATE, bench.now_ms)
+        metadata.set_bucket_owner("given", "ann", bench.now_ms)
+        assert metadata.bucket_usages("", 9) == []
+        assert metadata.quota_facts("given") == QuotaFacts("given", "ann", None, rates, None, None)
+
     def test_new_buckets_of_an_account_with_a_quota_are_metered(self, bench: MetadataBench) -> None:
         bench.metadata.count_usage()
-        bench.metadata.add_access_key(AccessKey(account_record("ann"), "ann", b"{}", KeyState.DISABLED, 1))
+        stored = encode(Quota(hard_objects=9))
+        bench.metadata.add_access_key(AccessKey(account_record("ann"), "ann", stored, KeyState.DISABLED, 1))
         for name, owner in (("of-ann", "ann"), ("of-bob", "bob"), ("given", "bob")):
             bench.metadata.create_bucket(name, owner, CannedAcl.PRIVATE, bench.now_ms)
         bench.metadata.set_bucket_owner("given", "ann", bench.now_ms)

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from nos_ec.adapters.kafka.cluster import KafkaTopic
-from nos_ec.adapters.kafka.connection_check import rights, try_topics
+from nos_ec.adapters.kafka.connection_check import rights, try_notification_topics, try_topics
 from nos_ec.adapters.kafka.message_log import RETENTION_MS, KafkaMessageLog
 from nos_ec.core.errors import ConfigError
 from tests.real.kafka.test_kafka_security import secure_topic
@@ -95,6 +95,15 @@ def test_rights_are_those_of_the_table(guarded: Guarded) -> None:
     both = [DESCRIBE, AclOperation.DESCRIBE_CONFIGS]
     guarded.allow((topic, name, both), (topic, letters, both))
     assert topics(guarded) == found
+
+
+def test_rights_to_topics_of_notifications(guarded: Guarded) -> None:
+    name = guarded.topic.dead_letters  # any topic
+    guarded.allow((ResourceType.TOPIC, name, [WRITE]))
+    assert try_notification_topics(guarded.topic, [name]) == f"topic {name}: DESCRIBE, WRITE"
+    guarded.allow()
+    with pytest.raises(ConfigError, match=f"the user lacks rights .topic {name}: nothing"):
+        try_notification_topics(guarded.topic, [name])
 
 
 def test_missing_rights_are_named(guarded: Guarded) -> None:

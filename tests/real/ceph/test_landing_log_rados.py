@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.real, pytest.mark.invariant(1, 8)]
 PROGRAM = Path(__file__).with_name("landing_log_process.py")
 KILLS = 3
 RECORDS_MIN = 300
-"""A process is killed when it has acknowledged so many."""
+"""A process is killed when it has acknowledged this many PUTs."""
 WAIT_S_MAX = 120.0
 OP_TIMEOUT_MS = 1_000
 

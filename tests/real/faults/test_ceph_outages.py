@@ -219,7 +219,7 @@ def is_over_quota(ceph: CephCluster, pool_name: str) -> bool:
 
 
 def put_some(system: System, blocks: int, prefix: str) -> dict[ObjectKey, bytes]:
-    """PUT enough to fill so many blocks."""
+    """PUT enough to fill this many blocks."""
     rng, size = random.Random(1), system.geometry.stripe_size // 2
     count = blocks * system.geometry.stripes_per_block * 2
     acknowledged = {ObjectKey(f"bucket-{i % 4}", f"{prefix}-{i}"): rng.randbytes(size) for i in range(count)}

@@ -143,7 +143,7 @@ class Flow:
         until(packed, "something is packed", self.tell)
 
     def await_packed(self, count: int) -> float:
-        """Wait until so many more objects are packed. Returns the seconds it took."""
+        """Wait until this many more objects are packed. Returns the seconds it took."""
         begun_s, before = time.monotonic(), self.packed_patiently()
         until(lambda: self.packed_patiently() >= before + count, f"{count} more objects are packed", self.tell)
         return time.monotonic() - begun_s

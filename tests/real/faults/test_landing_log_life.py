@@ -107,7 +107,7 @@ class Gateway:
         return [name for outcome, name in self.outcomes() if outcome == ACKNOWLEDGED]
 
     def await_more(self, outcome: str, count: int = SOME) -> None:
-        """Wait until so many more PUTs have this outcome."""
+        """Wait until this many more PUTs have this outcome."""
         wanted = self._count(outcome) + count
         until(lambda: self._alive() and self._count(outcome) >= wanted, f"{count} PUTs {outcome}")
 

@@ -51,7 +51,7 @@ class Work:
 
 
 def prepare(system: System, groups: int, seed: int = 1) -> Work:
-    """PUT the objects of so many groups, and plan the groups."""
+    """PUT the objects of this many groups, and plan the groups."""
     data = _put(system, groups * OBJECTS_PER_GROUP, random.Random(seed))
     return Work(data, _plans(system, list(data)))
 

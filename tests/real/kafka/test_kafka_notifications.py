@@ -14,6 +14,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.composition.connection_check import Outcome, Result, try_all
+from nos_ec.composition.connections import Connections
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.notifications.configuration import Notification, encode
@@ -106,6 +109,23 @@ def read_all(servers: str, topic: str) -> list[tuple[int, str, str, str]]:
         return found
     finally:
         reader.close()
+
+
+def test_the_check_of_connections_looks_the_topics_up(system: System, tmp_path: Path, topic: str) -> None:
+    """Otherwise an operator learns of a misspelt name when the outbox is full."""
+    name = "Kafka topics of notifications"
+
+    def checked() -> dict[str, Outcome]:
+        with Connections(load_settings(config, {}), SystemClock()) as connections:
+            return {one.name: one for one in try_all(connections.checks())}
+
+    config = tmp_path / "nos-ec.toml"
+    found = checked()[name]
+    assert (found.result, found.detail) == (Result.OK, f"topic {topic}: DESCRIBE, READ, WRITE")
+    config.write_text(config.read_text().replace(f'"{topic}"\n', f'"{topic}, misspelt"\n'))
+    found = checked()[name]
+    assert found.result is Result.FAILED
+    assert "notifications: misspelt: no such topic; create it" in found.detail
 
 
 def test_nothing_is_lost_while_the_broker_is_away(system: System, kafka: DevServer, topic: str) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from nos_ec.adapters.sql.driver import engine as engine_module
-from nos_ec.adapters.sql.driver import transactions
+from nos_ec.adapters.sql.driver import patience, transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
@@ -26,6 +26,7 @@ from nos_ec.ports.metadata import ObjectRow
 from tests.rig.fakes.metadata_bench import MetadataBench
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
+from tests.rig.waiting import until
 
 pytestmark = pytest.mark.real
 
@@ -62,21 +63,34 @@ def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> Non
     assert bench.get("n") == row
 
 
-def test_a_known_server_that_hangs_at_its_greeting_is_tried_again(
+def test_a_known_server_that_hangs_at_its_greeting_is_served_again(
     url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
-    """Also on the first connection that only reads: opening the store has shown that the server speaks the protocol."""
+    """Also on the first connection that only reads: opening the store has shown that the server speaks the protocol.
+    Until it is tried again, work is refused at once."""
     MetadataBench(metadata).put("n")
-    monkeypatch.setattr(engine_module, "MYSQL_GREETING_S", 2)
     server = make_url(url)
     with SwitchedProxy(server.port or 0).running() as proxy, socket.create_server(("127.0.0.1", 0)) as hung:
         there = open_metadata(server.set(port=proxy.port).render_as_string(hide_password=False))
         working, proxy.target = proxy.target, hung.getsockname()[1]
-        recovery = threading.Timer(3, setattr, (proxy, "target", working))
-        recovery.start()
+        with monkeypatch.context() as brief:
+            brief.setattr(patience, "LOGIN_S", 0.5)
+            brief.setattr(patience, "RETRY_S", 3600)
+            with pytest.raises(Transient, match="the server has not answered"):
+                there.totals()
+            proxy.target = working
+            with pytest.raises(Transient, match="the server has not answered"):
+                there.totals()
+        until(lambda: _serves(there))
         assert there.totals() == metadata.totals()
-        recovery.join()
         there.close()
+
+
+def _serves(metadata: SqlMetadata) -> bool:
+    with suppress(Transient):
+        metadata.totals()
+        return True
+    return False
 
 
 def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:

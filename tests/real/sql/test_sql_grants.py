@@ -40,6 +40,7 @@ from nos_ec.core.versions import FLOOR_MS, Versioning
 from nos_ec.engine.figures.bucket_count import count_bucket
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.landing.log_lease import take_log_lease
+from nos_ec.engine.upkeep.move_recovery import MoveRecovery
 from nos_ec.ports.metadata import (
     AddMarker,
     CannedAcl,
@@ -49,6 +50,7 @@ from nos_ec.ports.metadata import (
     ExpireVersion,
     LandedMove,
     Lease,
+    MoveState,
     NewObject,
     PutRequest,
     StoredTotals,
@@ -152,7 +154,8 @@ def keep_buckets(front: System) -> None:
         assert metadata.delete_bucket("made", now_ms)
     assert metadata.create_bucket("other", "ann", CannedAcl.PRIVATE, now_ms)
     claimed = metadata.claim_home("of-cells", "ann", "a", now_ms)
-    assert metadata.record_in_directory(replace(claimed, owner="bob", is_deleted=True)) is None
+    gone = replace(claimed, owner="bob", is_deleted=True)
+    assert metadata.record_in_directory(gone) == gone
     assert metadata.delete_bucket("other", now_ms + 2 * TOMBSTONE_MS)
     assert metadata.access_key("nobody") is None
 
@@ -340,7 +343,7 @@ def meter(front: System, gc: System, operator: System, producer: System) -> None
     metadata = producer.metadata
     assert metadata.fold_usage(100) == 6
     assert metadata.meter_bucket("asked", now_ms)
-    assert metadata.settle_usage("asked", Sums(), now_ms)
+    assert metadata.settle_usage("asked", now_ms, Sums(), now_ms)
     assert metadata.unmeter_bucket("asked")
     found = metadata.bucket_usage("metered")
     assert found is not None
@@ -358,6 +361,12 @@ def learn(front: System, system: System) -> None:
     metadata.count_survey({OTHERS: Counts()}, previous_ms, surveyed_ms)
     assert metadata.count_survey({system.member_name("bucket"): Counts()}, surveyed_ms, now_ms, ["folded"])
     assert metadata.living_between(1, metadata.last_object_id())
+
+
+def serve_again(store: RoleStore, system: System) -> None:
+    """What a daemon of a cell does about a bucket whose mover has died. Moving it is the operator's work."""
+    store.sql(f"REPLACE INTO {store.database}.moves VALUES ('moved', 'closed', 'b', 1, 7, 5)")
+    assert MoveRecovery(system.metadata, system.clock).run_once() == 1
 
 
 def look(system: System) -> None:
@@ -400,6 +409,40 @@ def change(front: System, gc: System, operator: System) -> None:
         changes.control_gc("ann", control.read(), wanted)
 
 
+def journal(front: System, gc: System, operator: System) -> None:
+    """What they do with a journal of deletes: they add to it, also when it is full, and GC writes it into the store."""
+    now_ms = front.clock.now_ms()
+    for rows_max in (1000, 1):
+        for system in (front, gc, operator):
+            system.metadata.keep_journal(rows_max)
+        rows = [front.client.store().put(key(f"journal-{n}"), BytesIO(b"1")) for n in range(2)]
+        assert gc.metadata.delete_unchanged(rows[:1], now_ms) == rows[:1]
+        if rows_max == 1:
+            assert gc.metadata.journal_gap_ms() > 0
+        deleted = front.metadata.delete(rows[1].key, now_ms, now_ms + 10**9)
+        assert operator.metadata.undelete([operator.client.trash().find(deleted.key)]).rows
+    assert gc.client.journal().ship() == 3
+    assert front.metadata.journal_gap_ms() == 0
+
+
+def leave(store: RoleStore, front: System, gc: System, operator: System) -> None:
+    """What they do with a bucket that is being moved to another cell: they write down what they change."""
+    now_ms = front.clock.now_ms()
+    rows = [front.client.store().put(ObjectKey("leaving", name), BytesIO(b"1")) for name in "kl"]
+    front.metadata.delete(rows[1].key, now_ms, now_ms + 10**9)
+    store.sql(
+        f"REPLACE INTO {store.database}.moves VALUES ('leaving', '{MoveState.LEAVING}', 'b', 1, 7, 5)",
+        f"REPLACE INTO {store.database}.counters VALUES ('moves', 1000)",
+    )
+    for system in (front, gc, operator):
+        system.metadata.obey_moves(lambda _: None)
+    front.client.store().put(ObjectKey("leaving", "m"), BytesIO(b"1"))
+    assert gc.metadata.delete_unchanged(rows[:1], now_ms) == rows[:1]
+    assert operator.metadata.undelete([operator.client.trash().find(rows[1].key)]).rows
+    assert [one.name for one in front.metadata.changed_names("leaving", 2**63 - 1, 9)] == ["m", "k", "l"]
+    assert len(front.metadata.delete_many([ObjectKey("leaving", name) for name in "lm"], now_ms)) == 2
+
+
 def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:
     fill(systems["front"])
     keep_buckets(systems["front"])
@@ -421,11 +464,14 @@ def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: 
     for role in ("consumer", "gc"):
         trim(systems["front"], systems[role])
         learn(systems["front"], systems[role])
+        serve_again(store, systems[role])
     for role in ("producer", "consumer", "gc"):
         keep_totals(systems[role])
     change(systems["front"], systems["gc"], systems["operator"])
     notify(systems["front"], systems["gc"], systems["producer"])
     meter(systems["front"], systems["gc"], systems["operator"], systems["producer"])
+    journal(systems["front"], systems["gc"], systems["operator"])
+    leave(store, systems["front"], systems["gc"], systems["operator"])
     for role in ("reader", "api", "console", "operator"):
         look(systems[role])
     any_system = systems["reader"]

@@ -22,10 +22,10 @@ from tests.rig.dev_servers import WHOLE
 
 OUTAGE_S = 60.0
 WARM_UP_CALLS = 30
-"""So many calls of each cell must have succeeded before its database is taken away."""
+"""At least this many calls of each cell must have succeeded before its database is taken away."""
 WARM_UP_S_MAX = 180.0
 CALLS_MIN = 50
-"""So many calls of each other cell must succeed meanwhile: fewer would prove nothing."""
+"""At least this many calls of each other cell must succeed meanwhile: fewer would prove nothing."""
 RESUME_S_MAX = 120.0
 """How long it may take until a PUT into the cell succeeds, once its database is back."""
 

@@ -107,7 +107,7 @@ def _open(config: Path) -> LibraryStore:
 
 
 def plan_of_modes(seconds: float) -> list[tuple[float, str]]:
-    """When landing.mode changes to what, in a run of so many seconds. The last change, to store, comes after it: when
+    """When landing.mode changes to what, in a run of this many seconds. The last change, to store, comes after it: when
     the log is empty."""
     cycles = max(1, round(seconds / CYCLE_S))
     length_s = seconds / cycles

@@ -59,7 +59,7 @@ class MemoryMedium:
         self.on_overwrite: Callable[[SegmentId], None] = lambda segment: None
         """The same fault for an overwrite."""
         self.tear: Callable[[int], int] = lambda size: 0
-        """The bytes that a failed append leaves, of so many."""
+        """The bytes that a failed append of this many bytes leaves."""
         self.appends = 0
         self.refused = 0
         """Appends that were done, and those that came after one that had failed, which a log must not make."""

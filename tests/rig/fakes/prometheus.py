@@ -1,4 +1,4 @@
-"""A server that answers in the place of Prometheus: as Prometheus does, or as it never should."""
+"""A server in place of Prometheus, which gives the answers of Prometheus or broken ones."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ Reply = Callable[[bytes, socket.socket], bytes]
 
 
 def answer(data: object) -> bytes:
-    """A successful answer with these data."""
+    """Return a successful answer with these data."""
     return HEAD + json.dumps({"status": "success", "data": data}).encode()
 
 
 def vector(*figures: tuple[dict[str, str], str]) -> bytes:
-    """The answer to a query: labels and value of each series."""
+    """Return the answer to a query. figures: labels and value of each series."""
     return answer({"result": [{"metric": labels, "value": [1, value]} for labels, value in figures]})
 
 
 def rules_of(*found: tuple[str, str, list[dict[str, Any]]]) -> bytes:
-    """The answer about rules: name, health and alerts of each, in two groups."""
+    """Return the list of rules, in two groups. found: name, health and alerts of each."""
     rules = [{"name": name, "health": health, "alerts": made} for name, health, made in found]
     return answer({"groups": [{"rules": rules[:1]}, {"rules": rules[1:]}]})
 
 
 def alert(state: str, **labels: str) -> dict[str, Any]:
-    """An alert of a rule."""
+    """Return an alert of a rule, as Prometheus lists it."""
     return {"labels": labels, "state": state}
 
 
 @contextmanager
 def fake_prometheus(*answers: bytes | Reply) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield the URL of a server that gives one answer to each connection, the last one again and again, and the
-    requests that it has got."""
+    """Yield the URL of a server, and the list of the requests that it has received. Each connection gets the next of
+    the answers; when only one is left, all further connections get it."""
     asked: list[bytes] = []
     left = list(answers)
 

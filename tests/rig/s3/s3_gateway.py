@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -30,11 +31,12 @@ MASTER_KEY = "5a" * 32
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A gateway and how to sign what is sent to it."""
+    """A gateway and how to sign what is sent to it. certificate: a file with its certificate, over HTTPS."""
 
     url: str
     access_key: str
     secret: str
+    certificate: str | None = None
 
 
 def client_of(access: Access, **options: Any) -> Any:
@@ -45,6 +47,7 @@ def client_of(access: Access, **options: Any) -> Any:
         "s3",
         region_name="eu-north-1",
         endpoint_url=access.url,
+        verify=access.certificate,
         aws_access_key_id=access.access_key,
         aws_secret_access_key=access.secret,
         config=config,
@@ -69,11 +72,14 @@ class GatewayProcess:
     """A gateway that can be killed and started again at the same address."""
 
     def __init__(self, config: Path, log: Path, **more: str) -> None:
-        """config: of its store. log: what it writes on stderr is added to it. more: environment."""
+        """config: of its store. log: what it writes on stderr is added to it. more: environment. With a certificate, it
+        serves HTTPS."""
         self._config = config
         self._log = log
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        certificate = more.get("NOS_EC_S3__CERTIFICATE_FILE")
+        self._tls = None if certificate is None else ssl.create_default_context(cafile=certificate)
+        self.url = f"http://127.0.0.1:{self.port}" if self._tls is None else f"https://localhost:{self.port}"
         self._environment = environment(NOS_EC_S3__PORT=str(self.port), PYTHONFAULTHANDLER="1", **more)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -108,7 +114,7 @@ class GatewayProcess:
     def _answers(self) -> bool:
         """Whether it refuses, as it must, a request that is not signed."""
         try:
-            urlopen(self.url, timeout=5).close()
+            urlopen(self.url, timeout=5, context=self._tls).close()
         except OSError as error:
             return getattr(error, "code", None) == 403
         return False
@@ -153,8 +159,9 @@ class GatewayProcess:
 
 def as_environment(access: Access) -> Mapping[str, str]:
     """For clients that read AWS's variables."""
-    return {
+    found = {
         "AWS_ACCESS_KEY_ID": access.access_key,
         "AWS_SECRET_ACCESS_KEY": access.secret,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
+    return found if access.certificate is None else {**found, "AWS_CA_BUNDLE": access.certificate}

@@ -5,7 +5,8 @@ The counters of the blocks agree with the rows. The objects have no bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, create_engine, text
@@ -14,11 +15,13 @@ from nos_ec.adapters.sql.driver.engine import WRITES
 from nos_ec.core.publishing.slots import SLOTS
 
 BUCKETS = 10
+BUCKET_NAMES = tuple(f"bucket-{number}" for number in range(BUCKETS))
 FOLDERS = 256
 OBJECT_BYTES = 20_000
 STRIPE_BYTES = 1 << 20
 BATCH_ROWS = 100_000
 _SEED_ROWS = 1000
+_MIX = 2654435761
 _SERVERS = ("mysql", "mariadb")
 _INDEXES = {
     "objects_by_trash_key": "UNIQUE INDEX objects_by_trash_key (trashed, bucket, name)",
@@ -43,27 +46,46 @@ class Shape:
         return -(-self.packed // self.objects_per_block)
 
 
-def fill(engine: Engine, shape: Shape) -> None:
-    """Add the rows to metadata without objects. On the servers, indexes are dropped meanwhile: building them at the end
-    is many times as fast. There it uses a connection of its own, without a limit to the time of a statement."""
+def fill(engine: Engine, shape: Shape, buckets: Sequence[str] = BUCKET_NAMES) -> None:
+    """Add the rows to metadata without objects. The objects are in these buckets, BUCKETS names, in turn. Indexes are
+    dropped meanwhile: building them at the end is many times as fast. On the servers, it uses a connection of its own,
+    without a limit to the time of a statement, and updates statistics, which SQLite has only after ANALYZE."""
     if engine.dialect.name in _SERVERS:
         patient = create_engine(engine.url, isolation_level="READ COMMITTED")
         with patient.connect() as connection:
             connection.execute(text(f"ALTER TABLE objects {', '.join(f'DROP INDEX {name}' for name in _INDEXES)}"))
-            _insert_all(connection, shape)
+            _insert_all(connection, shape, buckets)
             connection.execute(text(f"ALTER TABLE objects {', '.join(f'ADD {index}' for index in _INDEXES.values())}"))
             connection.execute(text("ANALYZE TABLE objects, waiting, segments, blocks, landing_deletions")).all()
         patient.dispose()
         return
-    with engine.execution_options(**{WRITES: True}).connect() as connection:
-        _insert_all(connection, shape)
-        connection.execute(text("ANALYZE"))
-        connection.commit()
+    with engine.execution_options(**{WRITES: True}).connect() as connection, _without_indexes(connection):
+        _insert_all(connection, shape, buckets)
 
 
-def _insert_all(connection: Connection, shape: Shape) -> None:
+def name_of(k: int) -> str:
+    """The name of the object with this number, as `_Words.name` makes it. It is in bucket `k % BUCKETS`."""
+    mixed = k * _MIX
+    return f"{mixed >> 24 & 0xFF:02X}/{mixed & 0xFFFFFF:06X}-{k}"
+
+
+@contextmanager
+def _without_indexes(connection: Connection) -> Iterator[None]:
+    """Drop the indexes of `objects` in SQLite, and create them again."""
+    indexes = connection.execute(
+        text("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = 'objects' AND sql IS NOT NULL")
+    ).all()
+    for name, _ in indexes:
+        connection.execute(text(f"DROP INDEX {name}"))
+    yield
+    for _, sql in indexes:
+        connection.exec_driver_sql(sql)
+    connection.commit()
+
+
+def _insert_all(connection: Connection, shape: Shape, buckets: Sequence[str]) -> None:
     _make_numbers(connection)
-    words = _Words(connection)
+    words = _Words(connection, buckets)
     _packed(connection, words, shape)
     _waiting(connection, words, shape)
     _large(connection, words, shape)
@@ -75,8 +97,10 @@ def _insert_all(connection: Connection, shape: Shape) -> None:
 class _Words:
     """The expressions that SQLite and the servers spell differently. `k` is an expression for the row's number."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, buckets: Sequence[str]) -> None:
+        assert len(buckets) == BUCKETS
         self._server = connection.dialect.name in _SERVERS
+        self._buckets = buckets
 
     def id16(self, k: str) -> str:
         """An id of 16 bytes. The number is where ids have their time, in the first six."""
@@ -86,16 +110,17 @@ class _Words:
     def name(self, k: str) -> str:
         """A name in one of FOLDERS folders. The names are in another order than the numbers, so a listing reads rows
         from all over the table."""
-        mixed = f"({k} * 2654435761)"
+        mixed = f"({k} * {_MIX})"
         folder, rest = f"({mixed} >> 24) & 255", f"{mixed} & 16777215"
         if self._server:
             return f"concat(lpad(hex({folder}), 2, '0'), '/', lpad(hex({rest}), 6, '0'), '-', {k})"
         return f"cast(printf('%02X/%06X-%d', {folder}, {rest}, {k}) AS BLOB)"
 
     def bucket(self, k: str) -> str:
-        """One of BUCKETS names."""
-        number = f"{k} % {BUCKETS}"
-        return f"concat('bucket-', {number})" if self._server else f"cast(printf('bucket-%d', {number}) AS BLOB)"
+        """The names of the buckets, in turn."""
+        cases = " ".join(f"WHEN {number} THEN '{name}'" for number, name in enumerate(self._buckets))
+        name = f"CASE {k} % {BUCKETS} {cases} END"
+        return name if self._server else f"cast({name} AS BLOB)"
 
     def whole(self, quotient: str, divisor: int) -> str:
         """An integer division."""
@@ -131,7 +156,7 @@ def _object(words: _Words, k: str, **other: str) -> list[tuple[str, str]]:
         "version": f"{k} * 1000",
         "size": str(OBJECT_BYTES),
         "crc32c": "0",
-        "md5": words.id16(k),
+        "md5": f"x'{'00' * 16}'",
         "state": "'packed'",
         "landing_id": "NULL",
         "block_id": "NULL",

@@ -82,7 +82,7 @@ class SqlLookUps:
     def test_it_does_not_scan(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         bench.put_all([f"n{i}" for i in range(300)])
         with self.server(metadata).connect() as connection:
-            for statement in (look_up.BY_KEY, look_up.IS_THERE):
+            for statement in (*look_up.PLAIN, *look_up.IN_CELL):
                 assert scans(connection, statement % (b"bucket".hex(), b"n7".hex()), ()) == []
 
     def test_an_answer_half_read_is_nobody_elses(
@@ -91,7 +91,7 @@ class SqlLookUps:
         """Invariant c."""
         row, other = bench.put("n"), bench.put("other")
 
-        def interrupted(connection: Any, _key: ObjectKey) -> Any:
+        def interrupted(connection: Any, _key: ObjectKey, *_: object) -> Any:
             connection._execute_command(COMMAND.COM_QUERY, "SELECT 'the answer to something else'")
             raise KeyboardInterrupt
 
@@ -108,9 +108,9 @@ class SqlLookUps:
         row, many = bench.put("n"), LOOK_UPS_IDLE_MAX + 4
         asked, together = look_up._read_row, Barrier(many)
 
-        def at_once(connection: Any, key: ObjectKey) -> Any:
+        def at_once(connection: Any, key: ObjectKey, in_cell: bool) -> Any:
             together.wait(30)
-            return asked(connection, key)
+            return asked(connection, key, in_cell)
 
         monkeypatch.setattr(look_up, "_read_row", at_once)
         with ThreadPoolExecutor(many) as threads:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, insert
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.objects.outbox import topics_over_share
 from nos_ec.adapters.sql.tables.rows import noncurrent_mark
 from nos_ec.adapters.sql.tables.schema import OBJECTS as OBJECT_ROWS
 from nos_ec.adapters.sql.tables.schema import VERSIONS as VERSION_ROWS
@@ -34,6 +36,8 @@ from nos_ec.ports.metadata import (
     ExpireVersion,
     LandedMove,
     Metadata,
+    MoveRow,
+    MoveState,
     NewObject,
     ObjectRow,
     OutboxOptions,
@@ -55,6 +59,8 @@ HOT_TABLES = {
     "outbox",
     "bucket_usage",
     "usage_changes",
+    "journal",
+    "changed_names",
 }
 OBJECTS = 3000
 NONCURRENT = 10_000
@@ -157,10 +163,10 @@ class SqlPlans:
         return metadata._engine
 
     def test_no_hot_query_scans_a_table(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        _populate(bench)
+        populate(bench)
         engine = self.server(metadata)
         _analyze(engine)
-        for name, call in _hot_calls(bench).items():
+        for name, call in hot_calls(bench).items():
             with caught(metadata) as statements:
                 call()
             assert statements, name
@@ -204,22 +210,62 @@ class SqlPlans:
             assert not any("bucket_usage" in one for one, _ in statements)
         assert counts[1] == counts[0] + 1
 
-    def test_the_outbox_is_read_by_its_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        """Also that of other buckets: a bucket without notifications adds no statement but the one of its look-up."""
-        watch(bench, events_max=10**6)
-        bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
+    def test_the_journal_is_read_by_its_key(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """A DELETE adds a row, a bulk DELETE one for many objects, and a PUT none."""
+        metadata.keep_journal(OBJECTS)
+        rows = bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
+        for row in rows[: OBJECTS // 2]:
+            metadata.delete(row.key, bench.now_ms)
         _analyze(self.server(metadata))
-        (queue,) = metadata.outbox_queues(ALL_SLOTS)
-        sent = [one.event_id for one in metadata.outbox_events(*queue, 100)]
-        metadata.send_events(OutboxOptions(10**6, "here"))
+        (after, _) = metadata.journal_after(0, OBJECTS)[OBJECTS // 4]
         with caught(metadata) as statements:
-            metadata.require_event_room(["bucket"])
-            metadata.outbox_queues(ALL_SLOTS)
-            metadata.outbox_events(*queue, 100)
-            metadata.oldest_event_ms()
-            metadata.forget_events(sent)
-        asked = [one for one in statements if "outbox" in one[0] or "bucket_documents" in one[0]]
-        assert len(asked) == 3 + 3 + 1 + 1 + 1, "servers add the look whether they may be trusted"
+            metadata.delete(rows[-1].key, bench.now_ms)
+            metadata.delete_many([row.key for row in rows[-101:-1]], bench.now_ms)
+            bench.put("another")
+        assert len(metadata.journal_after(0, OBJECTS)) == OBJECTS // 2 + 2
+        looks = ("SELECT min(journal", "SELECT max(journal")
+        assert all(one.startswith(looks) for one, _ in statements if "journal" in one), "it looks every 10 s"
+        metadata.keep_journal(OBJECTS)  # looks again
+        with caught(metadata) as statements:
+            metadata.delete(metadata.get(ObjectKey("bucket", "another")).key, bench.now_ms)
+            ids = [number for number, _ in metadata.journal_after(after, 100)]
+            metadata.oldest_journal_ms()
+            metadata.forget_journal(metadata.journal_number(), ids)
+        asked = [one for one in statements if "FROM journal" in one[0]]
+        assert len(asked) == 2 + 3
+        with self.server(metadata).connect() as connection:
+            for one in asked:
+                assert [line for line in scans(connection, *one) if "LIMIT" not in one[0]] == []
+
+    def test_changed_names_are_read_by_their_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """A PUT, or a batch of them, adds one statement while its bucket is being moved, and no other one adds any."""
+        metadata.obey_moves(lambda _: None)
+        leaving = MoveRow("bucket", MoveState.LEAVING, "b", 1, 7, 5)
+        counts = []
+        for number in range(3):
+            if number == 1:  # another bucket is moved
+                metadata.set_move(replace(leaving, bucket="other"), None)
+            elif number == 2:
+                metadata.set_move(leaving, None)
+            bench.put("k")  # reads the state
+            with caught(metadata) as statements:
+                bench.put("k")
+            counts.append(len(statements))
+        assert counts == [counts[0], counts[0], counts[0] + 1]
+        for first in range(0, OBJECTS, 100):
+            bench.put_all([f"n{number:05}" for number in range(first, first + 100)], 100)
+        _analyze(self.server(metadata))
+        with caught(metadata) as statements:
+            last = metadata.last_change("bucket")
+            read = metadata.changed_names("bucket", last, 100)
+            metadata.forget_changes(leaving, read)
+        assert len(read) == 100
+        asked = [one for one in statements if "changed_names" in one[0]]
+        assert len(asked) == 3
+        self._require_few_rows(metadata, asked)
+
+    def _require_few_rows(self, metadata: SqlMetadata, asked: list[Statement]) -> None:
+        """Assert that each of these statements reads few rows more than it finds."""
         with self.server(metadata).connect() as connection:
             for one in asked:
                 if connection.dialect.name == "sqlite" or not one[0].startswith("SELECT"):
@@ -229,6 +275,25 @@ class SqlPlans:
                 before = _rows_read(connection)
                 found = len(connection.exec_driver_sql(*one).all())
                 assert _rows_read(connection) - before <= 10 * (found + 1), one
+
+    def test_the_outbox_is_read_by_its_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """Also that of other buckets: a bucket without notifications adds no statement but the one of its look-up."""
+        watch(bench, events_max=10**6)
+        bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
+        _analyze(self.server(metadata))
+        (queue,) = metadata.outbox_queues(ALL_SLOTS)
+        sent = [one.event_id for one in metadata.outbox_events(*queue, 100)]
+        metadata.send_events(OutboxOptions(10**6, "here"))
+        with caught(metadata) as statements:
+            metadata._read(topics_over_share, 8)
+            metadata.require_event_room(["bucket"])
+            metadata.outbox_queues(ALL_SLOTS)
+            metadata.outbox_events(*queue, 100)
+            metadata.oldest_event_ms()
+            metadata.forget_events(sent)
+        asked = [one for one in statements if "outbox" in one[0] or "bucket_documents" in one[0]]
+        assert len(asked) == 3 + 3 + 3 + 1 + 1 + 1, "servers add the look whether they may be trusted"
+        self._require_few_rows(metadata, asked)
         metadata.require_event_room(["other"])
         with caught(metadata) as watched:
             bench.record([bench.new("k", bucket="other")])
@@ -239,7 +304,7 @@ class SqlPlans:
 
     def test_pages_of_all_blocks_are_not_sorted(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """In a large store each page would sort what is left of the table."""
-        _populate(bench)
+        populate(bench)
         server = self.server(metadata)
         for analyzed in (False, True):
             if analyzed:
@@ -268,7 +333,7 @@ class SqlPlans:
                 assert _rows_read(connection) - before <= 10 * (found + len(ALL_SLOTS))
 
     def test_the_sums_of_the_backlog_read_the_backlog_alone(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        _populate(bench)
+        populate(bench)
         waiting = metadata.due_objects(2**60, OBJECTS, ALL_SLOTS)
         metadata.delete_many([row.key for row in waiting[50:]], bench.now_ms)
         _analyze(self.server(metadata))
@@ -292,7 +357,7 @@ class SqlPlans:
     def test_what_waits_longest_is_one_entry_of_an_index(
         self, metadata: SqlMetadata, bench: MetadataBench, figure: str, index: str
     ) -> None:
-        _populate(bench)
+        populate(bench)
         _analyze(self.server(metadata))
         with caught(metadata) as statements:
             assert getattr(metadata, figure)() is not None
@@ -310,7 +375,7 @@ class SqlPlans:
 
     def test_trimming_reads_a_few_entries_of_each_segment(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """However many objects wait, and however many copies are queued."""
-        _populate(bench)
+        populate(bench)
         log = SegmentBench(bench)
         segments = [log.segment() for _ in range(10)]
         for i, segment in enumerate(segments[:8]):
@@ -341,7 +406,7 @@ class SqlPlans:
                         assert _rows_read(connection) - before <= 60, (name, one)
 
     def test_names_are_listed_from_the_index_alone(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        _populate(bench)
+        populate(bench)
         _analyze(self.server(metadata))
         with caught(metadata) as statements:
             assert len(metadata.list_names("bucket", "n01", "n0100", 50)) == 50
@@ -378,7 +443,7 @@ class SqlPlans:
 
     def test_the_trash_costs_no_look_up_and_no_listing(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """Nor does a page of it cost more when there is more in it."""
-        _populate(bench)
+        populate(bench)
         keys = [ObjectKey("bucket", name) for name in metadata.list_names("bucket", "", "", OBJECTS)]
         metadata.delete_many(keys[:-50], bench.now_ms, bench.now_ms + 5)
         _analyze(self.server(metadata))
@@ -409,7 +474,7 @@ class SqlPlans:
         self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
         """Nor does a page of versions cost more when a key has more of them."""
-        _populate(bench)
+        populate(bench)
         last, none = bench.put("n0050").key, ObjectKey("bucket", "none")
         _add_noncurrent(metadata, last, NONCURRENT)
         _add_floors(metadata, OBJECTS)
@@ -533,7 +598,9 @@ def _rows_read(connection: Connection) -> int:
     return sum(int(value) for _, value in figures)
 
 
-def _populate(bench: MetadataBench) -> None:
+def populate(bench: MetadataBench) -> None:
+    """Add OBJECTS landed objects, half of which are packed into BLOCKS blocks, and LARGE large ones. Some are
+    deleted."""
     lease = bench.lease()
     per_block = OBJECTS // 2 // BLOCKS
     rows = bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
@@ -575,11 +642,12 @@ def _analyze(engine: Engine) -> None:
         connection.commit()
 
 
-def _hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
+def hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
+    """Calls that must not cost more in a larger store, by name. They are made once, in this order, after `populate`."""
     metadata: Metadata = bench.metadata
     lease = bench.lease()
     landed = [row for row in metadata.due_objects(2**60, 500, ALL_SLOTS) if row.state.in_landing]
-    block = next(block for block in metadata.list_blocks(None, 9999) if block.live_objects > 5)
+    block = [block for block in metadata.list_blocks(None, 9999) if block.live_objects > 5][-1]
     placed = [metadata.get(one.key) for one in metadata.placed_in(block.block_id)]
     deletions = [one for one in metadata.due_deletions(2**60, 300) if one.row]
     target, second = bench.block(lease), bench.block(lease)

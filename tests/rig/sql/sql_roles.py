@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.pool import NullPool
 
+from nos_ec.adapters.sql.objects.journal import JournalWriter
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.settings import Settings, load_settings
 
@@ -100,12 +102,25 @@ class RoleStore:
             self.sql(*said.splitlines())
             self._permit_json_table()
             event.listen(Engine, "before_cursor_execute", self._note)
-            yield
+            with self._journal_noted():
+                yield
         finally:
             if event.contains(Engine, "before_cursor_execute", self._note):
                 event.remove(Engine, "before_cursor_execute", self._note)
             users = ", ".join(f"'nos-ec-{role}'@'%'" for role in ("admin", *ROLES))
             self.sql(f"DROP DATABASE {self.database}", f"DROP USER IF EXISTS {users}")
+
+    @contextmanager
+    def _journal_noted(self) -> Iterator[None]:
+        """Note rows of the journal too, which the driver's own cursor inserts."""
+        insert = JournalWriter._insert
+
+        def noted(writer: JournalWriter, connection: Connection, *args: Any) -> None:
+            insert(writer, connection, *args)
+            self._note(connection, None, "INSERT INTO journal")
+
+        with mock.patch.object(JournalWriter, "_insert", noted):
+            yield
 
     def _permit_json_table(self) -> None:
         """MySQL 8.0.12, the one that deploy/dev installs, refuses JSON_TABLE to users without SELECT on everything.

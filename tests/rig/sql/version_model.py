@@ -290,8 +290,8 @@ class Remove(Step):
 
 @dataclass(frozen=True, slots=True)
 class Expire(Step):
-    """Remove a noncurrent version, or marker, if so many are newer (`ExpireVersion`, for which long enough has passed).
-    tag: 0 for a marker."""
+    """Remove a noncurrent version, or marker, if this many are newer (`ExpireVersion`, for which long enough has
+    passed). tag: 0 for a marker."""
 
     number: int
     tag: int

@@ -57,7 +57,7 @@ THREADS = 4
 STEPS_EACH = 3
 """Steps of a thread."""
 STEPS_BEFORE_MAX = 4
-"""Up to so many are taken before the threads begin, one after the other."""
+"""Up to this many are taken before the threads begin, one after the other."""
 assert THREADS * STEPS_EACH + STEPS_BEFORE_MAX <= STEPS_MAX
 
 BELIEVED: Sequence[Sequence[Versioning | None]] = [
@@ -140,7 +140,7 @@ class _Caller:
         self._believed = believed
 
     def is_one_of(self, odds: int) -> bool:
-        """Whether this is the one case in so many."""
+        """Return True at random, once in `odds` calls on average."""
         return self.rng.randrange(odds) == 0
 
     def name(self) -> str:

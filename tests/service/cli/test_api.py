@@ -49,10 +49,11 @@ from nos_ec.core.attributes import encode_attributes
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId, ObjectKey
+from nos_ec.core.quotas.quota import Quota, account_record, encode
 from nos_ec.engine.explain.blocks import BlockExplanation
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.monitoring.health import HIDDEN
-from nos_ec.ports.metadata import BlockRow
+from nos_ec.ports.metadata import AccessKey, BlockRow, CannedAcl, DocumentKind, KeyState, Sums
 from nos_ec.settings import ApiSettings, without_settings
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import end_log
@@ -565,6 +566,37 @@ def test_no_request_changes_anything(bench: Bench, system: System, api: Api) -> 
     assert dump(bench) == before
     assert gc_service(system).run_once().blocks_deleted >= 0
     assert dump(bench) != before, "the dump would not notice a change"
+
+
+def test_usage_and_quotas(api: Api, bench: Bench, system: System) -> None:
+    metadata = system.metadata
+    metadata.count_usage()
+    for bucket, quota in (("a", Quota()), ("b", Quota(hard_bytes=4000, hard_objects=5)), ("c", Quota(soft_objects=1))):
+        metadata.create_bucket(bucket, "ann", CannedAcl.PRIVATE, 1)
+        metadata.set_bucket_document(bucket, DocumentKind.QUOTA, encode(quota), 1)
+        assert metadata.meter_bucket(bucket, 1)
+        bench.put(system, "x", bytes(1000), bucket)
+    metadata.settle_usage("a", 1, Sums(), 1)
+    metadata.settle_usage("b", 1, Sums(), 1)
+    for account, stored in (("ann", encode(Quota(hard_objects=2))), ("bob", b"damaged")):
+        metadata.add_access_key(AccessKey(account_record(account), account, stored, KeyState.DISABLED, 1))
+    metadata.add_access_key(AccessKey("zoe", "ann", b"secret", KeyState.ACTIVE, 1))
+    found = api("/v1/usage/buckets")
+    assert [(one["name"], one["bytes"], one["objects"], one["share"]) for one in found["usage"]] == [
+        ("a", 1000, 1, None),
+        ("b", 1000, 1, 0.25),
+        ("c", None, None, None),
+    ]
+    assert found["usage"][0]["quota"] is None
+    assert found["usage"][1]["quota"]["hard_bytes"] == 4000
+    assert found["next_after"] is None
+    assert api("/v1/usage/bucket", bucket="b") == found["usage"][1]
+    first = api("/v1/usage/buckets", limit=2)
+    assert [one["name"] for one in first["usage"]] == ["a", "b"]
+    assert [one["name"] for one in api("/v1/usage/buckets", after=first["next_after"])["usage"]] == ["c"]
+    accounts = api("/v1/usage/accounts")["usage"]
+    assert [(one["name"], one["objects"], one["share"]) for one in accounts] == [("ann", 3, 1.5), ("bob", 0, None)]
+    assert "--start" in api.refused("/v1/usage/bucket", 404, bucket="none").detail
 
 
 # --- the contract --------------------------------------------------------------------------------------------------

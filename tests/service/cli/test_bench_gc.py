@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nos_ec.bench.bars import GC, missed
+from nos_ec.bench.bars import GC, GC_WORKERS, missed
 from nos_ec.cli.app import run
 from tests.service.conftest import CONFIG
 
@@ -50,3 +50,26 @@ def test_the_bars_of_gc() -> None:
     }.items():
         (sentence,) = missed(GC, met | {name: worse})
         assert name in sentence
+
+
+def test_several_workers_are_compared_with_one(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = sorted(config.parent.rglob("*"))
+    arguments = ["--objects", "500", "--rounds", "1", "--workers", "3", "--json"]
+    assert run(["--config", str(config), "bench", "gc-workers", *arguments]) == 0
+    found = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    cpu = {way: found["cpu_ms_per_mb"][way]["total"] for way in ("one", "several")}
+    ratios = found["several_over_one"]
+    assert ratios["cpu_per_byte"] == pytest.approx(cpu["several"] / cpu["one"])
+    assert ratios["live_bytes"] == pytest.approx(found["live_mb"]["several"] / found["live_mb"]["one"])
+    assert 0.5 < found["space_over_target"]["several"] < 1.2
+    assert found["workers"] == 3
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_the_bars_of_gc_workers() -> None:
+    met = {"several_over_one": {"cpu_per_byte": 1.1}, "space_over_target": {"several": 1.01}}
+    assert missed(GC_WORKERS, met) == []
+    (sentence,) = missed(GC_WORKERS, met | {"several_over_one": {"cpu_per_byte": 1.11}})
+    assert "cpu_per_byte" in sentence
+    (sentence,) = missed(GC_WORKERS, met | {"space_over_target": {"several": 1.02}})
+    assert "space_over_target" in sentence

@@ -33,6 +33,7 @@ from nos_ec.monitoring.declarations.metrics import (
     GC_WORKER_SEEN,
     METRICS,
     STORE_PLACEMENT_GROUPS,
+    STORE_STALLED_MOVES,
 )
 from nos_ec.monitoring.endpoint import Endpoint
 from nos_ec.settings import without_settings
@@ -106,7 +107,7 @@ def alive(process: subprocess.Popen[bytes]) -> None:
     assert process.poll() is None, "the daemon ended"
 
 
-ABSENT = (STORE_PLACEMENT_GROUPS, GC_WORKER_RUNNING, GC_WORKER_SEEN, BUCKET_BYTES, BUCKET_OBJECTS)
+ABSENT = (STORE_PLACEMENT_GROUPS, GC_WORKER_RUNNING, GC_WORKER_SEEN, BUCKET_BYTES, BUCKET_OBJECTS, STORE_STALLED_MOVES)
 """Metrics of a store on Ceph, of one with several GC workers (test_gc_workers.py), and of metered buckets
 (test_usage.py)."""
 

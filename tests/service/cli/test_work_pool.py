@@ -20,10 +20,13 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.formats.dump_format import DumpContent, DumpHead, DumpPage, read_dump
 from nos_ec.engine.check import objects
-from nos_ec.engine.dump import dumper
+from nos_ec.engine.dump import dumper, rebuild_input, rebuild_reads, rebuilder
+from nos_ec.engine.dump.rebuild_input import RebuildInput
 from tests.service.check.test_check import FIRST_PACKED, FIRST_WAITING, LARGE, K, fill, run
 from tests.service.cli.test_cli import Cli, cli  # noqa: F401
 from tests.service.conftest import WAIT_S_MAX, Bench
+from tests.service.dump.test_rebuild import lose_database
+from tests.service.dump.test_rebuild_kills import around_a_dump, found
 
 DAMAGE = (
     f"UPDATE objects SET version = version + 1 WHERE object_id = {FIRST_PACKED} + 40",
@@ -201,6 +204,74 @@ def test_a_scrub_finds_and_mends_the_same(bench: Bench, cli: Cli, tmp_path: Path
         for name in ("began_ms", "ended_ms"):
             assert result["pass"].pop(name)
     assert shared == alone
+
+
+def rebuilt(bench: Bench, cli: Cli, *arguments: str) -> tuple[Any, ...]:  # noqa: F811
+    """What a rebuild reports and lists, and the rows that it makes."""
+    lose_database(bench)
+    listed = bench.folder / "list"
+    report = cli("metadata", "rebuild", "--list", str(listed), *arguments)["rebuilt"]
+    return report, listed.read_text(), *found(bench)
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dumper, "PAGE_ROWS", 20)
+    monkeypatch.setattr(rebuild_input, "SEARCHED_ROWS", 30)
+    monkeypatch.setattr(rebuilder, "BLOCKS_AT_A_TIME", 3)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_rebuild_makes_the_same_rows(bench: Bench, cli: Cli) -> None:  # noqa: F811
+    around_a_dump(bench, cli)
+    alone = rebuilt(bench, cli)
+    report, listed, objects, _ = alone
+    assert report["to_look_at"]["gone"]
+    assert report["placed"]["moved"]
+    assert listed
+    assert objects
+    assert rebuilt(bench, cli, "--processes", "3") == alone
+    assert rebuilt(bench, cli, "--without-dump", "--processes", "2") == rebuilt(bench, cli, "--without-dump")
+    assert multiprocessing.active_children() == []
+
+
+class _Calls:
+    made = 0
+
+
+def _killed_page(stores: RebuildInput, work: tuple[bytes, bool]) -> rebuild_reads.PageToLoad:
+    _Calls.made += 1
+    if _Calls.made == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rebuild_reads.page_to_load(stores, work)
+
+
+def _killed_range(_stores: RebuildInput, _ids: tuple[int, int]) -> rebuild_reads.PlacesOfRange:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize(("part", "killed"), [("page_to_load", _killed_page), ("places_of_range", _killed_range)])
+def test_a_rebuild_continues_after_a_killed_process(
+    bench: Bench,
+    cli: Cli,  # noqa: F811
+    part: str,
+    killed: Callable[..., Any],
+) -> None:
+    around_a_dump(bench, cli)
+    _, *alone = rebuilt(bench, cli)
+    lose_database(bench)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rebuilder, part, killed)
+        error = cli("metadata", "rebuild", "--processes", "2", exits=7)
+    assert "was killed" in error["message"]
+    assert multiprocessing.active_children() == []
+    listed = bench.folder / "list"
+    report = cli("metadata", "rebuild", "--list", str(listed), "--processes", "2")["rebuilt"]
+    assert [listed.read_text(), *found(bench)] == alone
+    if part == "places_of_range":
+        assert report["loaded"] == 0, "the pages were loaded again"
 
 
 def scrubbed(bench: Bench, cli: Cli, *arguments: str) -> dict[str, Any]:  # noqa: F811

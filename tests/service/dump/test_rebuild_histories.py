@@ -1,8 +1,8 @@
 """Random histories of two processes around a dump; then the database is lost and rebuilt.
 
 Every version that was acknowledged exists, unless it was deleted or overwritten, and no trace of a refused PUT exists.
-What a rebuild cannot know (docs/adr/0024) is allowed: objects that were deleted since the dump may be back, and PUTs
-that a killed process had under way may have taken effect.
+What a rebuild cannot know (docs/adr/0024) is allowed: without a journal, objects that were deleted since the dump may
+be back, and PUTs that a killed process had under way may have taken effect.
 
 NOS_EC_DEV_REBUILD_SEED repeats the choices of a run, NOS_EC_DEV_REBUILD_ROUNDS sets how many histories there are.
 """
@@ -47,6 +47,10 @@ class History:
 
     def __init__(self, bench: Bench, cli: Cli, rng: random.Random) -> None:
         self.bench = bench
+        self.has_journal = rng.random() < 0.5
+        if self.has_journal:
+            config = bench.config.read_text()
+            bench.config.write_text(config.replace("[store]\n", "[store]\njournal_rows_max = 1000\n"))
         self.cli = cli
         self.rng = rng
         self.current: dict[ObjectKey, bytes | None] = dict.fromkeys([*KEYS, KEY, VERSIONED])
@@ -186,6 +190,7 @@ class History:
 
     # --- afterwards -----------------------------------------------------------------------------------
     def check(self) -> None:
+        self.cli("metadata", "ship-journal")
         lose_database(self.bench)
         rebuild(self.bench, self.cli, "--from", str(self.bench.folder / "dump"))
         refused = self.refused - {b""}
@@ -193,7 +198,8 @@ class History:
             store = system.client.store()
             for key, expected in self.current.items():
                 found = self._read(system, key)
-                allowed = {None, *self.stored[key]} if expected is None else {expected}
+                deleted = {None} if self.has_journal else {None, *self.stored[key]}
+                allowed = deleted if expected is None else {expected}
                 assert found in allowed | self.unknown[key], f"{key}: {found and found[:6]!r}"
                 assert found not in refused, f"{key}: refused"
             page = store.list_versions("v", "", "", ("", None), 1000, 10_000)

@@ -34,6 +34,12 @@ from tests.rig.gathered_puts import data_of
 from tests.service.check.test_check import check, rewrite
 from tests.service.check.test_scrub import scrubber
 from tests.service.conftest import CHUNK, STRIPE, TTL_OVER_MS, Bench, damage_slots
+from tests.service.dump.test_rebuild_journal import (
+    DELETE_JOURNAL_POINTS,
+    JOURNAL_REBUILD_POINTS,
+    PRUNE_POINTS,
+    SHIP_POINTS,
+)
 from tests.service.dump.test_rebuild_kills import (
     ACCESS_DUMP_POINTS,
     ACCESS_POINTS,
@@ -44,10 +50,18 @@ from tests.service.dump.test_rebuild_kills import (
 from tests.service.dump.test_rebuild_refused import REFUSED_LARGE_POINTS, REFUSED_POINTS, UNRECORDED_POINTS
 from tests.service.landing.test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
 from tests.service.objects.test_cells import CELL_POINTS
+from tests.service.objects.test_moves import (
+    CHANGED_POINTS,
+    GIVE_UP_POINTS,
+    MOVE_POINTS,
+    PURGE_POINTS,
+    SERVED_AGAIN_POINTS,
+)
 from tests.service.objects.test_trash import TRASH_POINTS
 from tests.service.packing.foreign import publish_named
 from tests.service.s3.test_lifecycle_walk import LIFECYCLE_POINTS
 from tests.service.s3.test_s3_rename import RENAME_POINTS
+from tests.service.s3.test_s3_wide import WIDE_POINTS
 from tests.service.s3.test_upload_kills import UPLOAD_POINTS
 from tests.service.s3.test_version_kills import VERSION_POINTS
 
@@ -926,6 +940,10 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             ACCESS_POINTS,
             ACCESS_DUMP_POINTS,
             METADATA_REBUILD_POINTS,
+            SHIP_POINTS,
+            DELETE_JOURNAL_POINTS,
+            PRUNE_POINTS,
+            JOURNAL_REBUILD_POINTS,
             REFUSED_POINTS,
             REFUSED_LARGE_POINTS,
             UNRECORDED_POINTS,
@@ -935,6 +953,12 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             RENAME_POINTS,
             LIFECYCLE_POINTS,
             CELL_POINTS,
+            WIDE_POINTS,
+            MOVE_POINTS,
+            CHANGED_POINTS,
+            GIVE_UP_POINTS,
+            SERVED_AGAIN_POINTS,
+            PURGE_POINTS,
         )
         for point in points
     }

@@ -22,14 +22,17 @@ from nos_ec.adapters.local.files.log_file import translated_errors
 from nos_ec.adapters.sql.driver.failures import translate
 from nos_ec.api.readings import Readings
 from nos_ec.cli.app import run
+from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.composition.wiring import System, initialise
 from nos_ec.core.errors import NoSpace
 from nos_ec.core.ids import BlockId, ObjectKey, in_log
+from nos_ec.settings import load_settings
 from nos_gc.assemble import gc_collector, gc_service
 from tests.rig.at_rest import come_to_rest
 from tests.rig.waiting import until
 from tests.service.cli.test_endpoints import daemon
 from tests.service.conftest import CHUNK, STORE_CONFIG, STRIPE, WAIT_S_MAX, Bench
+from tests.service.s3.cell_stores import cells_config, serving_cells
 from tests.service.s3.s3_gateway import refused
 from tests.service.s3.test_s3_processes import client_of, serving
 
@@ -320,6 +323,45 @@ def test_init_without_room_for_the_landing_log_says_what_to_do(disk: SmallDisk) 
     bench = Bench(disk.folder)
     assert bench.run("init").returncode == 0
     assert bench.run("get", "b/object").stdout == STORE_CONFIG.encode()
+
+
+def test_a_cell_without_space_stops_no_other_one(disk: SmallDisk, tmp_path: Path) -> None:
+    """Its PUTs get 503, and all else works in it. New buckets go to the other cell."""
+    config = cells_config(tmp_path, a=1, b=1)
+    own = f'store.root = "{disk.folder / "b"}"\nlanding.mode = "store"\ngc.reserve_bytes = "{RESERVE_MIB}MiB"'
+    config.write_text(config.read_text().replace('store.root = "b"', own))
+    settings = load_settings(config, {})
+    for name in settings.cells:
+        initialise(settings.of_cell(name))
+        enter_cell(settings, name)
+    with serving_cells(settings) as (cells, gateway):
+        ann = gateway.client("ann")
+        for bucket, name in (("roomy", "a"), ("full", "b")):
+            cells.claim(bucket, "ann", name)
+            ann.create_bucket(Bucket=bucket)
+            for key in ("kept", "deleted"):
+                ann.put_object(Bucket=bucket, Key=key, Body=key.encode())
+        disk.fill(leave_bytes=(RESERVE_MIB << 20) - 4096)
+        for body in (b"small", bytes(2 << 20)):
+            refused("ServiceUnavailable", 503, ann.put_object, Bucket="full", Key="new", Body=body)
+        begun = ann.create_multipart_upload(Bucket="full", Key="new")["UploadId"]
+        part = {"Bucket": "full", "Key": "new", "UploadId": begun, "PartNumber": 1, "Body": b"part"}
+        refused("ServiceUnavailable", 503, ann.upload_part, **part)
+        source = {"Bucket": "roomy", "Key": "kept"}
+        refused("ServiceUnavailable", 503, ann.copy_object, Bucket="full", Key="new", CopySource=source)
+        refused("NoSuchKey", 404, ann.get_object, Bucket="full", Key="new")
+        ann.put_object(Bucket="roomy", Key="new", Body=b"new")
+        for bucket in ("roomy", "full"):
+            assert ann.get_object(Bucket=bucket, Key="kept")["Body"].read() == b"kept"
+            ann.put_object_tagging(Bucket=bucket, Key="kept", Tagging={"TagSet": [{"Key": "k", "Value": "v"}]})
+            ann.delete_object(Bucket=bucket, Key="deleted")
+        assert [one["Key"] for one in ann.list_objects_v2(Bucket="full")["Contents"]] == ["kept"]
+        for number in range(6):
+            ann.create_bucket(Bucket=f"new-{number}")
+            assert cells.home(f"new-{number}") == "a"
+        disk.free()
+        ann.put_object(Bucket="full", Key="new", Body=b"again")
+        assert ann.get_object(Bucket="full", Key="new")["Body"].read() == b"again"
 
 
 def _short_of_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

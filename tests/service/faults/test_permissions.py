@@ -18,12 +18,16 @@ from nos_ec.core.ids import ObjectKey
 from tests.service.conftest import CHUNK, STRIPE, WAIT_S_MAX, Bench
 
 PROGRAM = """
-import contextlib, io, json, os, sys, traceback
+import contextlib, importlib, io, json, os, pkgutil, sys, traceback
 from pathlib import Path
+import nos_ec.cli
 from nos_ec.cli.app import run
 
 config, part, mode, commands = json.loads(sys.argv[1])
-for command in (["init"], ["status"], ["producer", "--once"], ["ls"]):  # the other user may not read our modules
+# The other user may not read our modules, nor those of Python.
+for module in pkgutil.walk_packages(nos_ec.cli.__path__, "nos_ec.cli."):
+    importlib.import_module(module.name)
+for command in (["init"], ["status"], ["producer", "--once"], ["ls"]):
     assert run(["--config", config, *command]) == 0
 os.chmod(part, mode)
 os.setgroups([])

@@ -17,7 +17,8 @@ from nos_ec.adapters.local import landing_store
 from nos_ec.adapters.local.blocks import block_locks
 from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.core.errors import NotFound
-from nos_ec.core.ids import LandingId, ObjectKey
+from nos_ec.core.formats.journal import encode_object, entries_of
+from nos_ec.core.ids import JOURNAL_BUCKET, LandingId, ObjectKey
 from nos_ec.settings import Settings, load_settings
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
@@ -36,6 +37,7 @@ CUTS = 40
 FOLDERS = 8
 """Few folders of landing copies and few locks of blocks, instead of hundreds that are all alike."""
 STRIPE = 2 * CHUNK
+CONFIG = STORE_CONFIG.replace("[geometry]", "journal_rows_max = 1000\n[geometry]\nk = 2\nm = 1")
 
 
 @dataclass
@@ -83,7 +85,7 @@ def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     with memory_folder(tmp_path) as made:
-        (made / "nos-ec.toml").write_text(STORE_CONFIG.replace("[geometry]", "[geometry]\nk = 2\nm = 1"))
+        (made / "nos-ec.toml").write_text(CONFIG)
         yield made
 
 
@@ -113,8 +115,10 @@ def _work(folder: Path, recorder: Recorder, objects_a_round: int) -> History:
         did({ObjectKey("b", "large"): large}, lambda: store.put(ObjectKey("b", "large"), BytesIO(large)))
         new = random.randbytes(100)
         did({keys[0]: new}, lambda: store.put(keys[0], BytesIO(new)))
-        for key in keys[1:20]:
+        for number, key in enumerate(keys[1:20]):
             did({key: None}, partial(store.delete, key))
+            if number % 8 == 4:
+                system.client.journal().ship()
         _pack(system)
         gc_service(system).run_once()
         gc_service(system).run_once()
@@ -148,10 +152,15 @@ def _check(folder: Path, history: History, image: Path, position: int) -> None:
         initialise(settings)
     with open_system(settings) as system:
         _check_objects(system, history, position)
+        _check_journal(system, history, position)
         for rounds in (1, 2):
             system.clock = LaterClock(rounds * TTL_OVER_MS)
             settle(system)
         _check_objects(system, history, position)
+        _check_journal(system, history, position)
+        system.client.journal().ship()
+        assert system.metadata.journal_after(0, 1) == []
+        _check_journal(system, history, position)
         assert problems(system.metadata, system.blocks, system.landing, system.medium) == []
 
 
@@ -163,6 +172,16 @@ def _check_objects(system: System, history: History, position: int) -> None:
         except NotFound:
             found = None
         assert found in allowed, f"{key} is {'missing' if found is None else 'another version'}"
+
+
+def _check_journal(system: System, history: History, position: int) -> None:
+    """Each delete that was acknowledged is in the table of the journal or in one of its objects."""
+    parts = [ObjectKey(JOURNAL_BUCKET, name) for name in system.metadata.list_names(JOURNAL_BUCKET, "", "", 1000)]
+    shipped = [entry for part in parts for entry in entries_of(system.client.store().get(part))]
+    waiting = entries_of(encode_object(system.metadata.journal_after(0, 1000)))
+    found = {entry.key for entry in (*shipped, *waiting)}
+    deleted = {one.key for one in history.changes if one.data is None and one.done <= position}
+    assert deleted <= found
 
 
 def test_a_power_cut_loses_no_acknowledged_object(folder: Path, history: History) -> None:

@@ -28,7 +28,7 @@ BLOCK = 8 * STRIPE
 
 
 def holey(bench: Bench, lines: str = 'policy = "space-target"', age_days: int = 100) -> System:
-    """An open store with blocks of which from nothing to nine tenths is dead, sealed so many days ago."""
+    """An open store whose blocks are dead by nothing to nine tenths, sealed this many days ago."""
     for line in lines.splitlines():
         configure(bench, "gc", line)
     with bench.open() as system:

@@ -51,7 +51,7 @@ class JumpingClock:
 
 
 class CallingAfter:
-    """A block store that calls `then` after the first so many appends and creations."""
+    """A block store that calls `then` after this many appends and creations."""
 
     def __init__(self, blocks: BlockStore, count: int, then: Callable[[], object]) -> None:
         self._blocks = blocks

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
 from nos_ec.cli.app import run
 from nos_ec.composition.cells import begin_entering, open_home
-from nos_ec.composition.wiring import CELL_NOTE, open_system
+from nos_ec.composition.ownership import CELL_NOTE
+from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.settings import Settings, load_settings
 from tests.service.conftest import Bench

@@ -13,6 +13,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, NosError, NoSpace, Transient
 from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.engine.landing import copy_lander
+from nos_ec.engine.objects import put_queue
 from nos_ec.ports.landing_store import LandingPut, LandingStore
 from nos_ec.ports.metadata import ObjectRow
 from tests.rig.fakes.faulty import Faults, faulty
@@ -23,8 +24,9 @@ pytestmark = [pytest.mark.invariant(1), pytest.mark.landing("store")]
 
 @pytest.fixture
 def one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all that wait make one batch."""
+    """So that all that wait make one batch, also on a machine that stands still for longer than `put_queue.CALM_S`."""
     monkeypatch.setattr(copy_lander, "BATCHES_MAX", 1)
+    monkeypatch.setattr(put_queue, "ALONE_MAX", 0)
 
 
 def gathered(system: System, objects: Sequence[tuple[str, bytes]], faults: Faults) -> list[Future[ObjectRow]]:

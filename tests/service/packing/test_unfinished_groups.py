@@ -77,7 +77,7 @@ def group_of(writer: Writer, keys: Sequence[ObjectKey], block_id: BlockId, at_st
 
 
 def begin(writer: Writer, *, used: bool, stripes: int) -> BlockId:
-    """A group of which a writer has written only so many stripes when it died, in a new block or in a used one."""
+    """A group of which a writer has written only this many stripes when it died, in a new block or in a used one."""
     system = writer.system
     if used:
         assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
@@ -182,7 +182,7 @@ def test_a_group_of_a_dead_writer_that_lost_its_last_stripes_is_not_unfinished_i
 
 
 def cut_off(bench: Bench, system: System, block_id: BlockId, stripes: int) -> None:
-    """All shards of a block lose what is behind so many stripes."""
+    """All shards of a block lose what follows this many stripes."""
     name = block_id.hex()
     for path in (bench.folder / "store" / "blocks").glob(f"shard-*/{name[-1]}/{name}"):
         os.truncate(path, ShardLayout(system.geometry).size(stripes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ from nos_ec.composition.wiring import System, initialise, open_system
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.server.cell_services import CellServices
 from nos_ec.gateway.server.http_server import GatewayServer, open_gateway_listener
+from nos_ec.ports.metadata import ROOT_ACCOUNT, DirectoryRow
 from nos_ec.settings import Cell, S3Settings, Settings, load_settings
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, health_of
 
@@ -53,10 +54,28 @@ def new_cells(folder: Path, **weights: int) -> Settings:
     return settings
 
 
+class WideCells(Cells):
+    """Cells in which each new bucket is a wide one, with a slice in each cell."""
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """The slices, first those of the cells that take buckets."""
+        cells = self.settings.cells
+        return tuple(sorted(cells, key=lambda name: not cells[name].weight))
+
+    def place(self, bucket: str) -> DirectoryRow | None:
+        """See Cells. A bucket that there never was is treated like a wide one that was deleted."""
+        return super().place(bucket) or DirectoryRow(bucket, self.slices[0], ROOT_ACCOUNT, 0, True, self.slices)
+
+    def claim(self, bucket: str, owner: str, preferred: str | None = None, slices: Sequence[str] = ()) -> DirectoryRow:
+        """See Cells."""
+        return super().claim(bucket, owner, preferred, self.slices)
+
+
 @contextmanager
-def serving_beside(system: System, folder: Path) -> Iterator[Gateway]:
+def serving_beside(system: System, folder: Path, kind: type[Cells] = Cells) -> Iterator[Gateway]:
     """A gateway of two cells: all buckets are in this store, and the directory and the access keys in another one in
-    this folder."""
+    this folder. With WideCells, all buckets are in both."""
     file = folder / "directory.toml"
     file.write_text(f'[store]\nroot = "directory"\n{SMALL}')
     settings = load_settings(file, {})
@@ -65,14 +84,15 @@ def serving_beside(system: System, folder: Path) -> Iterator[Gateway]:
     with open_system(settings) as directory:
         opened = {"directory": directory, "store": system}
         of_cells = {name: Cell(one.settings.model_copy(), int(one is system)) for name, one in opened.items()}
-        cells = Cells(settings.with_cells(of_cells), system.clock)
+        cells = kind(settings.with_cells(of_cells), system.clock)
         for name, one in opened.items():
             cells._systems[name] = one
             cells._follow(name, one)
             one.settings = cells.settings.of_cell(name)
             enter_buckets(directory, one, [])
         with _gateway(cells, system) as gateway:
-            gateway.accounts = Accounts(directory.metadata, directory.clock, os.urandom)
+            wide = cells.wide(cells.slices) if isinstance(cells, WideCells) else system.metadata
+            gateway.accounts = Accounts(directory.metadata, directory.clock, os.urandom, wide)
             yield gateway
 
 

@@ -47,12 +47,9 @@ class Gateway:
     def client_of(
         self, access_key: str | None, secret: str | None, token: str | None = None, service: str = "s3", **options: Any
     ) -> Any:
-        config = Config(
-            signature_version=("v4" if service == "sts" else "s3v4") if access_key else UNSIGNED,
-            retries={"max_attempts": 0, "mode": "standard"},
-            s3={"addressing_style": "path"},
-            **options,
-        )
+        defaults = {"retries": {"max_attempts": 0, "mode": "standard"}, "s3": {"addressing_style": "path"}}
+        version = ("v4" if service == "sts" else "s3v4") if access_key else UNSIGNED
+        config = Config(signature_version=version, **{**defaults, **options})
         session = Session()
         session.register_component("data_loader", LOADER)
         return session.create_client(
@@ -87,8 +84,9 @@ def health_of(system: System) -> Health:
 
 @contextmanager
 def serving(system: System, settings: S3Settings = SETTINGS, health: Health | None = None) -> Iterator[Gateway]:
-    """A gateway of this store."""
+    """A gateway of this store, on a free port."""
     health = health or health_of(system)
+    settings = settings.model_copy(update={"port": 0})
     ids = itertools.count(1)
     service, listener = make_service(system, MASTERS, settings), open_gateway_listener(settings)
     with GatewayServer(service, settings, lambda: f"{next(ids):016X}", listener, health) as server:

@@ -83,7 +83,7 @@ class Hands:
         return stop.is_set()
 
     def days(self, count: float) -> None:
-        """So many days pass."""
+        """Let this many days pass."""
         self.bench.now_ms += round(count * DAY_MS)
 
     def put(self, name: str = "k", size: int = 1000, **tags: str) -> ObjectRow:

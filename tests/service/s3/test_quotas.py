@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import structlog
 
@@ -13,11 +16,13 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, InvalidInput, QuotaExceeded
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.quotas.quota import LIMIT_MAX, RATE_LEASE_PREFIX, Quota, decode, encode
+from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.quotas import USED_MS, Quotas
 from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS, UsageKeeper
 from nos_ec.gateway.auth.accounts import Accounts
 from nos_ec.gateway.auth.sealed_secrets import MasterKeys
-from nos_ec.ports.metadata import CannedAcl, DocumentKind
+from nos_ec.gateway.server.rate_limits import KNOWN_MS
+from nos_ec.ports.metadata import CannedAcl, DocumentKind, ObjectRow, PutRequest
 from tests.rig.fakes.clock import SetClock
 from tests.service.cli.test_cli import Cli
 from tests.service.conftest import Bench
@@ -93,6 +98,22 @@ def test_what_is_deleted_makes_room(limited: System, monkeypatch: pytest.MonkeyP
         put(limited, "again", 2000)
     monkeypatch.setattr(limited.clock, "now_ms", lambda: now_ms() + USED_MS)
     put(limited, "again", 2000)
+
+
+def test_a_rename_that_keeps_the_old_version_takes_room(limited: System) -> None:
+    """Otherwise a bucket with versions could be filled by renaming an object again and again."""
+    store = limited.client.store()
+    put(limited, "fits", 2000)
+    row = store.head(ObjectKey("b", "fits"))
+
+    def rename(new: str, versioning: Versioning | None) -> ObjectRow:
+        request = PutRequest(ObjectKey("b", new), versioning=versioning, length=row.size)
+        return store.rename(row, request, lambda it: store.put_request(it, BytesIO(bytes(row.size))))
+
+    with pytest.raises(QuotaExceeded):
+        rename("new", Versioning.ENABLED)
+    rename("new", None)
+    assert held(limited) == 5000
 
 
 def test_a_put_that_fails_gives_its_room_back(limited: System) -> None:
@@ -181,6 +202,17 @@ def test_an_account_has_a_quota_for_all_its_buckets(cli: Cli, counting: Bench) -
         assert cli("s3", "quota", "show", "--account", "ann", exits=4)["error"] == "NotFound"
 
 
+def test_rates_alone_meter_no_bucket(cli: Cli, system: System) -> None:
+    system.metadata.create_bucket("one", "ann", CannedAcl.PRIVATE, 1)
+    put(system, "k", 700, bucket="one")
+    cli("s3", "quota", "set", "--account", "ann", "--requests-per-s", "5")
+    count(system)
+    assert system.metadata.bucket_usages("", 9) == []
+    cli("s3", "quota", "set", "--account", "ann", "--requests-per-s", "5", "--objects", "9")
+    count(system)
+    assert system.metadata.account_usage("ann").objects == 1
+
+
 def test_s3_clients_are_told_to_slow_down(cli: Cli, system: System) -> None:
     with serving(system, system.settings.s3) as gateway:
         cli("s3", "quota", "set", "--account", "ann", "--requests-per-s", "1", "--bytes-per-s", "1MiB")
@@ -195,6 +227,63 @@ def test_s3_clients_are_told_to_slow_down(cli: Cli, system: System) -> None:
         assert len(names) == len(of_writers) + 1
         assert system.metadata.totals().leases == len(of_writers)
     assert "requests a second: 1" in cli.text("s3", "quota", "show", "--account", "ann")
+
+
+def test_a_client_at_its_rate_waits_until_its_bytes_are_paid_back(
+    cli: Cli, system: System, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore's own retries, with a clock that only its waits advance: each by a second, as Retry-After says."""
+    waits: list[float] = []
+
+    def wait(wished_s: float) -> None:
+        waits.append(wished_s)
+        clock.advance(1000)
+
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=wait))
+    cli("s3", "quota", "set", "--account", "ann", "--bytes-per-s", "50KiB")  # before the gateway reads the quotas
+    with serving(system, system.settings.s3) as gateway:
+        ann = gateway.client("ann", retries={"total_max_attempts": 9, "mode": "standard"})
+        ann.create_bucket(Bucket="photos")
+        ann.put_object(Bucket="photos", Key="k", Body=bytes(290 << 10))
+        assert waits == []
+        assert ann.get_object(Bucket="photos", Key="k")["ResponseMetadata"]["RetryAttempts"] == len(waits) == 5
+        cli("s3", "quota", "remove", "--account", "ann")
+        clock.advance(KNOWN_MS)
+        ann.list_buckets()
+        assert len(waits) == 5, "a removed rate applies no longer"
+
+
+def test_anonymous_requests_have_rates_of_their_own(cli: Cli, system: System) -> None:
+    with serving(system, system.settings.s3) as gateway:
+        cli("s3", "quota", "set", "--anonymous", "--requests-per-s", "2", "--bytes-per-s", "1000")
+        ann = gateway.client("ann")
+        ann.create_bucket(Bucket="photos", ACL="public-read-write")
+        puts = [gateway.raw("PUT", f"/photos/{n}", b"x", Expect="100-continue")[0] for n in range(2)]
+        assert puts == [200, 200], "a request that is answered again with its body counts once"
+        time.sleep(1)
+        assert gateway.raw("PUT", "/photos/k", bytes(200_000))[0] == 200
+        status, body, headers = gateway.raw("GET", "/photos/0")
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert b"<Code>SlowDown</Code>" in body
+        assert ann.get_object(Bucket="photos", Key="k")["ContentLength"] == 200_000
+    assert "requests a second: 2" in cli.text("s3", "quota", "show", "--anonymous")
+    assert cli("s3", "quota", "remove", "--anonymous")["quota"] is None
+    for words in (["--bytes", "5"], ["--account", "ann", "--requests-per-s", "5"]):
+        assert cli("s3", "quota", "set", "--anonymous", *words, exits=2)["error"] == "InvalidInput"
+
+
+def test_forms_and_requests_for_tokens_count_for_their_account(cli: Cli, system: System) -> None:
+    with serving(system, system.settings.s3) as gateway:
+        cli("s3", "quota", "set", "--account", "ann", "--bytes-per-s", "1000")
+        ann, sts = gateway.client("ann"), gateway.client("ann", service="sts")
+        ann.create_bucket(Bucket="photos")
+        assert sts.get_caller_identity()["Account"]
+        form = ann.generate_presigned_post("photos", "k")
+        assert httpx.post(form["url"], data=form["fields"], files={"file": bytes(200_000)}).status_code == 204
+        reply = httpx.post(form["url"], data=form["fields"], files={"file": b"x"})
+        assert (reply.status_code, "SlowDown" in reply.text) == (503, True)
+        refused("Throttling", 400, sts.get_caller_identity)
+        refused("SlowDown", 503, ann.list_buckets)
 
 
 def test_quotas_are_shown_replaced_and_removed(cli: Cli, limited: System) -> None:
@@ -221,6 +310,8 @@ def test_wrong_quotas_are_refused(cli: Cli, bench: Bench) -> None:
         ["set", "--account", "root", "--bytes", "5"],
         ["set", "b", "--bytes", "5", "--soft-bytes", "6"],
         ["set", "b", "--objects", "-1"],
+        ["set", "b", "--objects", str(1 << 63)],
+        ["set", "b", "--bytes", "9223372036854775808"],
         ["set", "b", "--requests-per-s", "5"],
         ["set", "--account", "ann", "--requests-per-s", "0"],
     ):
@@ -244,7 +335,20 @@ def test_a_quota_is_stored(quota: Quota) -> None:
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"[]", b'{"x": 1}', b'{"hard_bytes": -1}', b'{"soft_bytes": 2, "hard_bytes": 1}']
+    "stored",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"x": 1}',
+        b'{"hard_bytes": -1}',
+        b'{"hard_bytes": 1.5}',
+        b'{"hard_bytes": true}',
+        b'{"hard_bytes": NaN}',
+        b'{"hard_bytes": 9223372036854775808}',
+        b'{"soft_bytes": 2, "hard_bytes": 1}',
+        b"[" * 100_000,
+    ],
 )
 def test_what_is_not_a_quota_is_damage(stored: bytes) -> None:
     with pytest.raises(Corrupt):

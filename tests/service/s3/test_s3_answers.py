@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 from email.header import decode_header, make_header
 from io import BytesIO
@@ -10,21 +11,28 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ClientError
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
-from nos_ec.core.errors import Conflict, NosError, Transient
+from nos_ec.core.errors import Conflict, Corrupt, NosError, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.reading import READ_TRIES
 from nos_ec.engine.objects.store import Store
+from nos_ec.gateway.message.encryption import Encryption
+from nos_ec.gateway.operations import object_operations
 from nos_ec.gateway.operations.attribute_changes import AttributeChanges
 from tests.rig.fakes.clock import FakeClock
 from tests.service.conftest import CHUNK, STRIPE, Bench
 from tests.service.s3.s3_gateway import Gateway, refused
 
 LARGE = 5 * STRIPE
+_MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 NAMED = {"Bucket": "photos", "Key": "k"}
+WHEN = "when_required"
+"""When clients of botocore compute or compare checksums, unlike their default."""
 
 
 def test_not_modified_says_what_a_cache_needs(gateway: Gateway, ann: Any) -> None:
@@ -37,6 +45,36 @@ def test_not_modified_says_what_a_cache_needs(gateway: Gateway, ann: Any) -> Non
             assert headers[name] == found[name]
         assert "content-type" not in headers
     assert gateway.raw("GET", "/photos/k", If_Modified_Since=found["last-modified"])[0] == 304
+
+
+def test_conditions_of_get_object_attributes(ann: Any) -> None:
+    etag = ann.put_object(**NAMED, Body=b"x")["ETag"]
+    sent: dict[str, str] = {}
+
+    def add_conditions(request: Any, **_: Any) -> None:
+        for name, value in sent.items():
+            request.headers[name] = value
+
+    def attributes(conditions: dict[str, str]) -> Any:
+        sent.clear()
+        sent.update(conditions)
+        return ann.get_object_attributes(**NAMED, ObjectAttributes=["ObjectSize"])
+
+    ann.meta.events.register("before-sign.s3.GetObjectAttributes", add_conditions)
+    answer = refused("304", 304, attributes, conditions={"If-None-Match": etag}).response
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["etag"] == etag
+    assert not headers.keys() & {"content-length", "content-type"}
+    old, modified = "Thu, 01 Jan 1970 00:00:01 GMT", headers["last-modified"]
+    refused("304", 304, attributes, conditions={"If-Modified-Since": modified})
+    refused("PreconditionFailed", 412, attributes, conditions={"If-Match": '"other"'})
+    refused("PreconditionFailed", 412, attributes, conditions={"If-Unmodified-Since": old})
+    refused("304", 304, attributes, conditions={"If-None-Match": etag, "If-Modified-Since": old})
+    for hold in (
+        {"If-Match": etag, "If-Unmodified-Since": old},
+        {"If-None-Match": '"other"', "If-Modified-Since": modified},
+    ):
+        assert attributes(hold)["ObjectSize"] == 1
 
 
 @pytest.mark.parametrize(
@@ -80,6 +118,31 @@ def test_what_a_bucket_does_not_have_can_be_deleted_and_not_set(ann: Any) -> Non
     ann.delete_public_access_block(Bucket="photos")
     replication = {"Role": "r", "Rules": [{"Status": "Enabled", "Destination": {"Bucket": "arn:aws:s3:::other"}}]}
     refused("NotImplemented", 501, ann.put_bucket_replication, Bucket="photos", ReplicationConfiguration=replication)
+
+
+def test_documents_that_are_missing(gateway: Gateway, ann: Any) -> None:
+    """S3 has an own code for them, and other answers where the operation has no schema of XML, or always had them."""
+    ann.create_bucket(Bucket="locked", ObjectLockEnabledForBucket=True)
+    ann.put_object(Bucket="locked", Key="k", Body=b"x")
+    upload = ann.create_multipart_upload(**NAMED)["UploadId"]
+
+    def code(method: str, target: str) -> str:
+        request = AWSRequest(method, f"{gateway.url}/{target}", data=b"", headers={"Content-MD5": _MD5_OF_NOTHING})
+        S3SigV4Auth(ann._request_signer._credentials, "s3", "eu-north-1").add_auth(request)
+        answer = gateway.raw(method, f"/{target}", b"", **dict(request.headers.items()))
+        assert answer[0] == 400, target
+        return re.search(rb"<Code>(.*)</Code>", answer[1])[1].decode()  # type: ignore[index]
+
+    of_buckets = "cors encryption lifecycle logging notification object-lock ownershipControls publicAccessBlock"
+    of_buckets += " requestPayment tagging versioning website"
+    for name in of_buckets.split():
+        assert code("PUT", f"locked?{name}") == "MissingRequestBodyError", name
+    assert code("POST", "locked?delete") == "MissingRequestBodyError"
+    assert code("PUT", "locked/k?tagging") == "MissingRequestBodyError"
+    assert code("PUT", "locked/k?retention") == code("PUT", "locked/k?legal-hold") == "MalformedXML"
+    assert code("POST", f"photos/k?uploadId={upload}") == "MalformedXML"
+    assert code("PUT", "locked?policy") == "MalformedPolicy"
+    assert code("PUT", "locked?acl") == code("PUT", "locked/k?acl") == "MissingSecurityHeader"
 
 
 def test_a_configuration_may_be_set_to_what_it_is(gateway: Gateway, ann: Any) -> None:
@@ -286,6 +349,57 @@ def test_a_copy_gets_the_checksum_that_it_asks_for(bench: Bench, ann: Any, size:
     for asked in ({}, {"ChecksumAlgorithm": "SHA1"}):
         assert ann.copy_object(**copy, **asked)["CopyObjectResult"]["ChecksumSHA1"] == put["ChecksumSHA1"]
     refused("InvalidRequest", 400, ann.copy_object, **copy, ChecksumAlgorithm="CRC")
+
+
+@pytest.mark.parametrize(("data", "right"), [(b"123456789", "rosUhgp5mIg="), (b"", "AAAAAAAAAAA=")])
+def test_a_checksum_that_nobody_sent_is_computed_for_who_asks(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, data: bytes, right: str
+) -> None:
+    """The check value of CRC-64/NVME in the catalogue of CRCs, 0xAE8B14860A799888."""
+    ann = gateway.client("ann", request_checksum_calculation=WHEN, response_checksum_validation=WHEN)
+    ann.create_bucket(Bucket="photos")
+    ann.put_object(**NAMED, Body=data)
+    for read in (ann.get_object, ann.head_object):
+        assert [name for name in read(**NAMED) if "Checksum" in name] == []
+        found = read(**NAMED, ChecksumMode="ENABLED")
+        assert (found["ChecksumCRC64NVME"], found["ChecksumType"]) == (right, "FULL_OBJECT")
+        refused("304", 304, read, **NAMED, ChecksumMode="ENABLED", IfNoneMatch=found["ETag"])
+    wanted = {"ObjectAttributes": ["Checksum"]}
+    assert ann.get_object_attributes(**NAMED, **wanted)["Checksum"] == {
+        "ChecksumCRC64NVME": right,
+        "ChecksumType": "FULL_OBJECT",
+    }
+    if data:
+        assert "ChecksumCRC64NVME" not in ann.get_object(**NAMED, ChecksumMode="ENABLED", Range="bytes=0-3")
+        monkeypatch.setattr(object_operations, "CHECKSUM_BYTES_MAX", len(data) - 1)
+        assert "ChecksumCRC64NVME" not in ann.head_object(**NAMED, ChecksumMode="ENABLED")
+        assert "Checksum" not in ann.get_object_attributes(**NAMED, **wanted)
+        assert ann.get_object(**NAMED, ChecksumMode="ENABLED")["ChecksumCRC64NVME"] == right
+    ann.put_object(**NAMED, Body=data, ChecksumAlgorithm="SHA1")
+    assert "ChecksumCRC64NVME" not in ann.get_object(**NAMED, ChecksumMode="ENABLED"), "it has one"
+
+
+def test_a_head_answers_even_if_bytes_for_a_checksum_cannot_be_read(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = gateway.client("ann", request_checksum_calculation=WHEN)
+    ann.create_bucket(Bucket="photos")
+    ann.put_object(**NAMED, Body=b"data")
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise Corrupt("the bytes are lost")
+
+    monkeypatch.setattr(Encryption, "open", lost)
+    assert "ChecksumCRC64NVME" not in ann.head_object(**NAMED, ChecksumMode="ENABLED")
+    refused("InternalError", 500, ann.get_object, **NAMED, ChecksumMode="ENABLED")
+
+
+def test_a_large_object_without_a_checksum_gets_none(bench: Bench, gateway: Gateway) -> None:
+    ann = gateway.client("ann", request_checksum_calculation=WHEN)
+    ann.create_bucket(Bucket="photos")
+    ann.put_object(**NAMED, Body=bench.data(LARGE))
+    for read in (ann.get_object, ann.head_object):
+        assert "ChecksumCRC64NVME" not in read(**NAMED, ChecksumMode="ENABLED")
 
 
 @pytest.mark.parametrize("later", ["PUT before it is recorded", "PUT", "DELETE"])

@@ -19,7 +19,7 @@ from nos_ec.gateway.operations.object_operations import ObjectOperations
 from nos_ec.gateway.server import log_batches
 from nos_ec.ports.metadata import DocumentKind
 from tests.service.s3.cell_stores import new_cells, serving_cells
-from tests.service.s3.s3_gateway import Gateway, refused, serving
+from tests.service.s3.s3_gateway import SETTINGS, Gateway, refused, serving
 
 LINE = re.compile(
     r'(\S+) (\S+) \[([^\]]+)\] (\S+) (\S+) (\S+) (\S+) (\S+) "([^"]*)" (\S+) (\S+) (\S+) (\S+) (\S+) (\S+) "([^"]*)"'
@@ -58,7 +58,7 @@ def put(client: Any, bucket: str = "photos", **options: Any) -> None:
 
 
 def logged(client: Any, count: int, target: str = "logs") -> list[tuple[str, ...]]:
-    """The fields of the lines in the target, as soon as there are so many."""
+    """The fields of the lines in the target, as soon as there are this many."""
     end_s = monotonic() + 30
     while True:
         keys = [entry["Key"] for entry in client.list_objects_v2(Bucket=target).get("Contents", [])]
@@ -210,6 +210,31 @@ def test_a_request_with_a_wrong_signature_is_logged_too(gateway: Gateway, ann: A
     assert found[0][CODE] == "SignatureDoesNotMatch"
     assert found[0][4] == "-"
     assert "X-Amz-Signature=REDACTED" in found[0][8]
+
+
+def test_requests_to_a_website_are_logged(system: System) -> None:
+    """Owners of websites read them to count visitors."""
+    with serving(system, SETTINGS.model_copy(update={"website_domains": "web.example.com"})) as gateway:
+        ann = gateway.client("ann")
+        for bucket in ("photos", "logs"):
+            ann.create_bucket(Bucket=bucket)
+        ann.put_bucket_website(Bucket="photos", WebsiteConfiguration={"IndexDocument": {"Suffix": "i"}})
+        ann.put_object(Bucket="photos", Key="i", Body=b"hello", ACL="public-read")
+        put(ann)
+        host: dict[str, Any] = {"Host": "photos.web.example.com"}
+        assert gateway.raw("GET", "/", None, **host)[0] == 200
+        assert gateway.raw("HEAD", "/missing%20page", None, **host)[0] == 403
+        assert gateway.raw("DELETE", "/i", None, **host)[0] == 405
+        assert gateway.raw("OPTIONS", "/i", Origin="http://web", Access_Control_Request_Method="GET", **host)[0] == 403
+        assert gateway.raw("GET", "/", None, Host="none.web.example.com")[0] == 404
+        found = logged(ann, 4)
+    assert [(line[OPERATION], line[KEY], line[STATUS], line[CODE], line[SENT]) for line in found] == [
+        ("WEBSITE.GET.OBJECT", "-", "200", "-", "5"),
+        ("WEBSITE.HEAD.OBJECT", "missing%20page", "403", "AccessDenied", "-"),
+        ("WEBSITE.DELETE.OBJECT", "i", "405", "MethodNotAllowed", found[2][SENT]),
+        ("WEBSITE.OPTIONS.PREFLIGHT", "i", "403", "AccessForbidden", found[3][SENT]),
+    ]
+    assert all((line[1], line[4], line[22]) == ("photos", "-", "photos.web.example.com") for line in found)
 
 
 def test_versions_and_partitions_are_named(ann: Any) -> None:

@@ -361,7 +361,7 @@ def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str)
         return client
 
     def checksum(data: bytes) -> str:
-        digest = checksums.running(Algorithm(algorithm))
+        digest = checksums.new_digest(Algorithm(algorithm))
         digest.update(data)
         return checksums.in_base64(digest.digest())
 

@@ -227,6 +227,16 @@ def test_refused_requests(gateway: Gateway, ann: Any) -> None:
     assert (status, b"never in a URL" in body, K64.encode() in body) == (400, True, False)
 
 
+def test_a_proxy_that_is_not_trusted_cannot_vouch_for_https(system: System, store: Store) -> None:
+    for proxies in ("", "192.0.2.1"):
+        with serving(system, SETTINGS.model_copy(update={"trusted_proxies": proxies})) as gateway:
+            client = over_https(gateway.client("root"))
+            if not proxies:
+                client.create_bucket(Bucket="photos")
+            refused("InvalidRequest", 400, client.put_object, **NAMED, Body=b"data", **SSE_C)
+    assert store.list_names("photos", "", "", 1) == []
+
+
 def test_keys_are_neither_logged_nor_shown_nor_stored(system: System) -> None:
     settings = SETTINGS.model_copy(update={"trusted_proxies": "127.0.0.1", "access_log": True})
     with structlog.testing.capture_logs() as logged, serving(system, settings) as gateway:

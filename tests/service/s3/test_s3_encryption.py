@@ -94,6 +94,19 @@ def test_put_and_get(ann: Any, store: Store, size: int) -> None:
         assert row.size <= size * 1.001 + 16
 
 
+@pytest.mark.parametrize("value", ["AES256", "aws:kms"])
+def test_a_read_that_names_an_encryption_is_refused(gateway: Gateway, ann: Any, value: str) -> None:
+    ann.put_object(Bucket="photos", Key="a", Body=b"data", **AES)
+    ann.put_object(Bucket="photos", Key="plain", Body=b"data")
+    client = gateway.client("root")
+    client.meta.events.register(
+        "before-sign.s3", lambda request, **_: request.headers.add_header("x-amz-server-side-encryption", value)
+    )
+    for key in ("a", "plain"):
+        refused("InvalidArgument", 400, client.get_object, Bucket="photos", Key=key)
+        refused("400", 400, client.head_object, Bucket="photos", Key=key)
+
+
 def test_nothing_is_stored_in_clear(ann: Any, store: Store) -> None:
     data = b"a secret that must not be stored"
     ann.put_object(Bucket="photos", Key="a", Body=data, ChecksumAlgorithm="SHA256", **AES)
@@ -119,6 +132,15 @@ def test_checksums(ann: Any, size: int) -> None:
     assert ann.get_object(Bucket="photos", Key="a")["Body"].read() == data
     ann.copy_object(Bucket="photos", Key="plain", CopySource="photos/a")
     assert ann.head_object(Bucket="photos", Key="plain", ChecksumMode="ENABLED")["ChecksumCRC32"] == right
+
+
+def test_a_computed_checksum_is_that_of_the_plain_bytes(gateway: Gateway, ann: Any) -> None:
+    client = gateway.client("ann", request_checksum_calculation="when_required")
+    client.put_object(Bucket="photos", Key="a", Body=b"123456789", **AES)
+    for read in (client.get_object, client.head_object):
+        assert read(Bucket="photos", Key="a", ChecksumMode="ENABLED")["ChecksumCRC64NVME"] == "rosUhgp5mIg="
+    got = client.get_object_attributes(Bucket="photos", Key="a", ObjectAttributes=["Checksum"])
+    assert got["Checksum"]["ChecksumCRC64NVME"] == "rosUhgp5mIg="
 
 
 def test_the_encryption_of_a_bucket(ann: Any, store: Store) -> None:
@@ -186,6 +208,17 @@ def test_without_a_key_nothing_is_encrypted(system: System) -> None:
 )
 def test_refused_kinds(ann: Any, code: str, status: int, headers: dict[str, str]) -> None:
     refused(code, status, ann.put_object, Bucket="photos", Key="a", Body=b"data", **headers)
+
+
+def test_the_refusal_of_an_encryption_context_says_why(ann: Any) -> None:
+    context = {"ServerSideEncryption": "aws:kms", "SSEKMSEncryptionContext": "e30="}
+    for call, more in (
+        (ann.put_object, {"Body": b"data"}),
+        (ann.copy_object, {"CopySource": "photos/a"}),
+        (ann.create_multipart_upload, {}),
+    ):
+        error = refused("NotImplemented", 501, call, Bucket="photos", Key="a", **context, **more)
+        assert "neither check nor log an encryption context" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,30 @@ def test_the_default_of_a_bucket(ann: Any) -> None:
     wrong = configured(SSEAlgorithm="aws:kms", KMSMasterKeyID="green")
     refused("KMS.NotFoundException", 400, ann.put_bucket_encryption, **wrong)
     refused("NotImplemented", 501, ann.put_bucket_encryption, **configured(SSEAlgorithm="aws:kms:dsse"))
+
+
+def test_a_policy_may_forbid_other_keys(gateway: Gateway, ann: Any) -> None:
+    """It sees the headers of requests, as in S3, and CreateMultipartUpload decides for the parts."""
+    one = {"Principal": "*", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::photos/*"}
+    name = "s3:x-amz-server-side-encryption"
+    kms_key = f"{name}-aws-kms-key-id"
+    denied: tuple[dict[str, Any], ...] = (
+        {"StringNotEquals": {kms_key: "red"}, "Null": {kms_key: "false"}},
+        {"Null": {f"{name}-customer-algorithm": "false"}},
+    )
+    statements = [{"Effect": "Allow", **one}, *({"Effect": "Deny", "Condition": that, **one} for that in denied)]
+    ann.put_bucket_policy(Bucket="photos", Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
+    ben = gateway.client("ben")
+    named = {"Bucket": "photos", "Key": "a"}
+    refused("AccessDenied", 403, ben.put_object, **named, **BLUE)
+    refused("AccessDenied", 403, ben.create_multipart_upload, **named, **BLUE)
+    algorithm = {"SSECustomerAlgorithm": "AES256"}
+    refused("AccessDenied", 403, ben.put_object, **named, **algorithm, SSECustomerKey=os.urandom(32))
+    ben.put_object(**named, **RED)
+    refused("AccessDenied", 403, ben.copy_object, **named, **BLUE, CopySource="photos/a")
+    upload = ben.create_multipart_upload(**named, **RED)["UploadId"]
+    assert ben.upload_part(**named, UploadId=upload, PartNumber=1, Body=b"data")["SSEKMSKeyId"] == "red"
+    ben.put_object(**named)
 
 
 def test_copies(system: System, ann: Any) -> None:

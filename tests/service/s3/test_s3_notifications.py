@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -14,6 +14,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import ExpiryRule
 from nos_ec.core.ids import ObjectKey
+from nos_producer import notifications
 from nos_producer.assemble import producer_service
 from nos_producer.notifications import FAILED_WAIT_MS_MAX, NotificationSender
 from nos_producer.slots import HeldSlots
@@ -176,6 +177,72 @@ def test_filters_and_topics(bench: Bench, system: System, ann: Any) -> None:
     assert named(sent(bench, system, "gone")) == [("ObjectRemoved:Delete", "out/b.png")]
 
 
+def test_filters_are_url_encoded(bench: Bench, system: System, ann: Any) -> None:
+    """As S3 documents it: + is a space, and a plus sign is encoded."""
+    configure(
+        ann,
+        configuration(prefix="a+b/", entry_id="1"),
+        configuration(prefix="%c3%A9", suffix="%2B+", entry_id="2"),
+        configuration(prefix="100%25", entry_id="3"),
+        configuration(prefix="as it is", entry_id="4"),
+    )
+    wanted = ["a b/1", "é 1+ ", "100%", "as it is"]
+    for key in (*wanted, "a+b/1", "é 1", "%C3%A9 + ", "100", "as+it+is"):
+        ann.put_object(Bucket="photos", Key=key, Body=b"1")
+    assert sorted(key for _, key in named(sent(bench, system))) == sorted(wanted)
+    found = ann.get_bucket_notification_configuration(Bucket="photos")["TopicConfigurations"]
+    assert found[1]["Filter"]["Key"]["FilterRules"][0]["Value"] == "%c3%A9", "it comes back as it was sent"
+
+
+# Each family of characters that a message, a line or a log could break on.
+HOSTILE = [
+    "\x01\x1f\x7f",
+    "a\nb\r\tc",
+    "q\"uo'te\\",
+    "<&>{}[]",
+    "\u00e9\u202e\u2028\u2029\ufeff\uffff",
+    "\U0001f600",
+    "+ %2F%20//",
+    "k" * 1024,
+]
+
+
+def test_hostile_keys_arrive_as_they_are(bench: Bench, system: System, ann: Any) -> None:
+    configure(ann, configuration())
+    for key in HOSTILE:
+        ann.put_object(Bucket="photos", Key=key, Body=b"1")
+        ann.delete_object(Bucket="photos", Key=key)
+    found = named(sent(bench, system))
+    assert len(found) == 2 * len(HOSTILE)
+    for key in HOSTILE:
+        assert [event for event, of in found if of == key] == ["ObjectCreated:Put", "ObjectRemoved:Delete"]
+
+
+def test_the_sequencers_of_a_key_rise_whatever_happens_to_it(bench: Bench, system: System, ann: Any) -> None:
+    """Without versions, with them, and in a suspended bucket. The removal of a marker by its id is not ordered."""
+    configure(ann, configuration())
+    k = {"Bucket": "photos", "Key": "k"}
+    ann.put_object(**k)
+    ann.delete_object(**k)
+    ann.delete_object(**k)
+    ann.put_object(**k)
+    for status in ("Enabled", "Suspended"):
+        ann.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": status})
+        ann.put_object(**k)
+        marker = ann.delete_object(**k)["VersionId"]
+        if status == "Enabled":
+            ann.delete_object(**k, VersionId=marker)
+        ann.put_object(**k)
+    found = sent(bench, system)
+    assert [event.partition(":")[2] for event, _ in named(found)] == [
+        *("Put", "Delete", "Put"),
+        *("Put", "DeleteMarkerCreated", "Delete", "Put"),
+        *("Put", "DeleteMarkerCreated", "Put"),
+    ]
+    sequencers = [one["s3"]["object"]["sequencer"] for number, one in enumerate(found) if number != 5]
+    assert sequencers == sorted(set(sequencers))
+
+
 def test_expired_objects(bench: Bench, system: System, ann: Any) -> None:
     configure(ann, configuration())
     ann.put_object(Bucket="photos", Key="old", Body=b"1")
@@ -208,6 +275,23 @@ def test_a_configuration_comes_back_and_can_be_removed(bench: Bench, system: Sys
     assert sent(bench, system) == []
 
 
+@pytest.mark.parametrize("left", ["", "gone"])
+def test_what_waits_for_a_topic_that_is_removed_is_sent_and_nothing_more(bench: Bench, left: str) -> None:
+    """Also if no topic is left."""
+    settings = bench.config.read_text()
+    bench.config.write_text(settings + SETTINGS)
+    with bench.open() as system, serving(system, system.settings.s3) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(Bucket="photos")
+        configure(ann, configuration())
+        ann.put_object(Bucket="photos", Key="before", Body=b"1")
+    bench.config.write_text(settings + SETTINGS.replace("changes, gone", left))
+    with bench.open() as system, serving(system, system.settings.s3) as gateway:
+        gateway.client("ann").put_object(Bucket="photos", Key="after", Body=b"1")
+        assert named(sent(bench, system)) == [("ObjectCreated:Put", "before")]
+        assert system.metadata.outbox_size(10) == 0
+
+
 @pytest.mark.parametrize(
     ("entries", "code", "status"),
     [
@@ -216,9 +300,12 @@ def test_a_configuration_comes_back_and_can_be_removed(bench: Bench, system: Sys
         ([{**configuration(), "TopicArn": "changes"}], "InvalidArgument", 400),
         ([configuration(), configuration()], "InvalidArgument", 400),
         ([configuration(), configuration(entry_id="two", prefix="a")], "InvalidArgument", 400),
+        ([configuration(prefix="a b"), configuration(entry_id="two", prefix="a+b%2F")], "InvalidArgument", 400),
         ([configuration(Middle="a")], "InvalidArgument", 400),
+        ([configuration(prefix="100%")], "InvalidArgument", 400),
+        ([configuration(suffix="%C3")], "InvalidArgument", 400),
     ],
-    ids=["topic", "event", "arn", "id", "overlap", "filter"],
+    ids=["topic", "event", "arn", "id", "overlap", "overlap-encoded", "filter", "stray-percent", "not-utf-8"],
 )
 def test_wrong_configurations(gateway: Gateway, ann: Any, entries: list[Any], code: str, status: int) -> None:
     refused(
@@ -272,6 +359,17 @@ class Topics:
         """Nothing is open."""
 
 
+@contextmanager
+def sending(system: System, topics: Topics, clock: SetClock) -> Iterator[NotificationSender]:
+    """A sender of all slots."""
+    held = HeldSlots(system.metadata, clock, 10**9, None)
+    held.keep()
+    try:
+        yield NotificationSender(system.metadata, topics, clock, held, 50)
+    finally:
+        held.release()
+
+
 def test_a_topic_that_fails_waits_and_stops_no_other(system: System, ann: Any) -> None:
     configure(
         ann,
@@ -284,11 +382,7 @@ def test_a_topic_that_fails_waits_and_stops_no_other(system: System, ann: Any) -
         ann.put_object(Bucket="photos", Key=key, Body=b"1")
     topics, clock = Topics(), SetClock(system.clock.now_ms())
     topics.failing = {"changes"}
-    held = HeldSlots(system.metadata, clock, 10**9, None)
-    with ExitStack() as stack:
-        stack.callback(held.release)
-        held.keep()
-        sender = NotificationSender(system.metadata, topics, clock, held, 50)
+    with sending(system, topics, clock) as sender:
         assert sender.drain() == 2
         assert {topic for topic, _, _ in topics.taken} == {"gone"}
         assert (sender.counters.sent, sender.counters.failures, sender.counters.waiting) == (2, 1, 4)
@@ -305,3 +399,62 @@ def test_a_topic_that_fails_waits_and_stops_no_other(system: System, ann: Any) -
         assert sender.drain() == 2
         assert [key for _, key, _ in topics.taken] == ["photos/a", "photos/a"]
         assert system.metadata.outbox_size(10) == 0
+
+
+def test_many_events_that_fail_stop_no_others_of_their_queue(
+    system: System, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of one partition that has lost its leader."""
+    monkeypatch.setattr(notifications, "BATCH_EVENTS", 5)
+    configure(ann, configuration())
+    poison = [f"bad{number}" for number in range(8)]
+    for key in [*poison, *(f"good{number}" for number in range(12)), *poison]:
+        ann.put_object(Bucket="photos", Key=key, Body=b"1")
+    topics, clock = Topics(), SetClock(system.clock.now_ms())
+    topics.refused = {f"photos/{key}".encode() for key in poison}
+    with sending(system, topics, clock) as sender:
+        for _ in range(20):
+            sender.turn()
+            clock.advance(1000)
+        good = [key for _, key, _ in topics.taken if "good" in key]
+        assert sorted(good) == sorted(f"photos/good{number}" for number in range(12))
+        assert len(good) == sender.counters.sent == 12
+        ann.put_object(Bucket="photos", Key="late", Body=b"1")
+        clock.advance(notifications.HELD_READ_MS)
+        assert sender.turn() == 1, "later events continue"
+        topics.refused, topics.taken = set(), []
+        clock.advance(FAILED_WAIT_MS_MAX)
+        assert sender.drain() == 16
+        assert [key for _, key, _ in topics.taken].count("photos/bad3") == 2
+        assert (system.metadata.outbox_size(10), sender._held) == (0, {})
+
+
+def test_failing_events_are_tried_again_less_and_less_often(system: System, ann: Any) -> None:
+    configure(ann, configuration())
+    ann.put_object(Bucket="photos", Key="bad", Body=b"1")
+    topics, clock = Topics(), SetClock(system.clock.now_ms())
+    topics.refused = {b"photos/bad"}
+    with sending(system, topics, clock) as sender:
+        for _ in range(600):
+            sender.turn()
+            clock.advance(1000)
+        assert 10 < sender.counters.failures < 20
+
+
+def test_no_more_failing_events_are_held_than_there_is_memory_for(
+    system: System, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "BATCH_EVENTS", 5)
+    monkeypatch.setattr(notifications, "HELD_EVENTS_MAX", 10)
+    configure(ann, configuration())
+    for number in range(30):
+        ann.put_object(Bucket="photos", Key=f"bad{number}", Body=b"1")
+    topics, clock = Topics(), SetClock(system.clock.now_ms())
+    topics.failing = {"changes"}
+    with sending(system, topics, clock) as sender:
+        for _ in range(20):
+            sender.turn()
+            clock.advance(FAILED_WAIT_MS_MAX)
+            assert all(len(held.keys) <= 15 for held in sender._held.values())
+        topics.failing = set()
+        assert sender.drain() == 30

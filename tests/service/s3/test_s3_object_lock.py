@@ -289,8 +289,8 @@ def test_who_may_bypass(locked: Any, gateway: Gateway) -> None:
     root.delete_object(**versions[1], **BYPASS)
 
 
-def set_policy(client: Any, statement: dict[str, Any]) -> None:
-    document = {"Version": "2012-10-17", "Statement": [statement]}
+def set_policy(client: Any, *statements: dict[str, Any]) -> None:
+    document = {"Version": "2012-10-17", "Statement": list(statements)}
     client.put_bucket_policy(Bucket="locked", Policy=json.dumps(document))
 
 
@@ -303,3 +303,102 @@ def test_others_need_rights_for_locks(locked: Any, gateway: Gateway) -> None:
     refused("AccessDenied", 403, bob.get_object_legal_hold, **version)
     refused("AccessDenied", 403, bob.put_object_retention, **version, Retention=COMPLIANCE)
     refused("AccessDenied", 403, bob.put_object_legal_hold, **version, LegalHold={"Status": "OFF"})
+
+
+# --- conditions of policies -----------------------------------------------------------------------
+def in_days(days: int) -> datetime.datetime:
+    """Half a day before the end of the last of this many days."""
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days, hours=-12)
+
+
+def deny(action: Any, condition: dict[str, Any]) -> dict[str, Any]:
+    resource = "arn:aws:s3:::locked/*"
+    return {"Effect": "Deny", "Principal": "*", "Action": action, "Resource": resource, "Condition": condition}
+
+
+def test_a_policy_limits_how_long_a_retention_lasts(locked: Any) -> None:
+    """The example in "Managing object retention" of the S3 user guide: at most ten days. There, too, a PUT with a
+    retention needs the action PutObjectRetention."""
+    version = put(locked)
+    limit = deny("s3:PutObjectRetention", {"NumericGreaterThan": {"s3:object-lock-remaining-retention-days": "10"}})
+    set_policy(locked, limit)
+    for days, is_allowed in ((10, True), (11, False), (9_999, False)):
+        for mode in ("GOVERNANCE", "COMPLIANCE"):
+            retention = {"Mode": mode, "RetainUntilDate": in_days(days)}
+            headers = {"ObjectLockMode": mode, "ObjectLockRetainUntilDate": in_days(days)}
+            other = {**K, "Key": f"{mode}/{days}"}
+            calls: list[tuple[Any, dict[str, Any]]] = [
+                (locked.put_object_retention, {**put(locked), "Retention": retention}),
+                (locked.put_object, {**other, "Body": b"x", **headers}),
+                (locked.copy_object, {**other, "CopySource": version, **headers}),
+                (locked.create_multipart_upload, {**other, **headers}),
+            ]
+            for call, arguments in calls:
+                if is_allowed:
+                    call(**arguments)
+                else:
+                    refused("AccessDenied", 403, call, **arguments)
+    locked.put_object(**K, Body=b"x")
+    locked.put_object_legal_hold(**version, LegalHold={"Status": "ON"})
+    locked.put_object_retention(**version, Retention={})  # there is none to remove
+
+
+def test_a_policy_requires_a_mode_and_a_date(locked: Any, gateway: Gateway) -> None:
+    """What is not sent is missing: a negated operator holds, so every object needs the retention."""
+    bob = gateway.client("bob")
+    allow = {
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": ["s3:PutObject", "s3:PutObjectRetention"],
+        "Resource": "arn:aws:s3:::locked/*",
+        "Condition": {"DateGreaterThan": {"s3:object-lock-retain-until-date": "2090-01-01T00:00:00Z"}},
+    }
+    mode = deny(["s3:PutObject", "s3:PutObjectRetention"], {"StringNotEquals": {"s3:object-lock-mode": "COMPLIANCE"}})
+    set_policy(locked, allow, mode)
+    headers = {"ObjectLockMode": "COMPLIANCE", "ObjectLockRetainUntilDate": FAR}
+    named = bob.put_object(**K, Body=b"x", **headers)["VersionId"]
+    version = {**K, "VersionId": named}
+    bob.put_object_retention(**version, Retention={**COMPLIANCE, "RetainUntilDate": FAR.replace(year=2098)})
+    upload = bob.create_multipart_upload(**K, **headers)["UploadId"]
+    bob.upload_part(**K, UploadId=upload, PartNumber=1, Body=b"x")
+    for unsuitable in ({}, {**headers, "ObjectLockMode": "GOVERNANCE"}, {**headers, "ObjectLockRetainUntilDate": SOON}):
+        refused("AccessDenied", 403, bob.put_object, **K, Body=b"x", **unsuitable)
+        refused("AccessDenied", 403, bob.create_multipart_upload, **K, **unsuitable)
+    for retention in (GOVERNANCE, {**COMPLIANCE, "RetainUntilDate": SOON}, {}):
+        refused("AccessDenied", 403, bob.put_object_retention, **version, Retention=retention)
+    refused("AccessDenied", 403, locked.put_object, **K, Body=b"x")  # the owner, too
+
+
+def test_policies_about_legal_holds_and_bypasses(locked: Any, gateway: Gateway) -> None:
+    version = put(locked, ObjectLockMode="GOVERNANCE", ObjectLockRetainUntilDate=FAR)
+    on = {"StringEquals": {"s3:object-lock-legal-hold": "ON"}}
+    short = {"DateLessThan": {"s3:object-lock-retain-until-date": "2092-01-01T00:00:00Z"}}
+    set_policy(locked, deny("s3:PutObjectLegalHold", on), deny("s3:BypassGovernanceRetention", short))
+    refused("AccessDenied", 403, locked.put_object_legal_hold, **version, LegalHold={"Status": "ON"})
+    refused("AccessDenied", 403, locked.put_object, **K, Body=b"x", ObjectLockLegalHoldStatus="ON")
+    locked.put_object_legal_hold(**version, LegalHold={"Status": "OFF"})
+    shorter = {"Mode": "GOVERNANCE", "RetainUntilDate": SOON}
+    refused("AccessDenied", 403, locked.put_object_retention, **version, Retention=shorter, **BYPASS)
+    shorter = {"Mode": "GOVERNANCE", "RetainUntilDate": FAR.replace(year=2094)}
+    refused("AccessDenied", 403, locked.put_object_retention, **version, Retention=shorter)
+    locked.put_object_retention(**version, Retention=shorter, **BYPASS)
+
+    def add_date(request: Any, **_: Any) -> None:
+        request.headers["x-amz-object-lock-mode"] = "GOVERNANCE"
+        request.headers["x-amz-object-lock-retain-until-date"] = "2091-01-01"
+
+    root = gateway.client("root")
+    root.meta.events.register("before-sign.s3.DeleteObject", add_date)
+    root.delete_object(**version, **BYPASS)  # a deletion sets no date
+
+
+def test_conditions_on_locks_that_no_request_of_the_action_has(locked: Any) -> None:
+    for action, key in (
+        ("s3:PutObjectLegalHold", "s3:object-lock-mode"),
+        ("s3:PutObjectRetention", "s3:object-lock-legal-hold"),
+        ("s3:GetObjectRetention", "s3:object-lock-retain-until-date"),
+    ):
+        with pytest.raises(ClientError, match="MalformedPolicy"):
+            set_policy(locked, deny(action, {"Null": {key: "true"}}))
+    with pytest.raises(ClientError, match="MalformedPolicy"):
+        set_policy(locked, deny("s3:PutObject", {"NumericLessThan": {"s3:object-lock-retain-until-date": "10"}}))

@@ -270,6 +270,29 @@ def test_prefix_and_delimiter_that_were_not_sent_are_missing(gateway: Gateway, a
     denied(bob.list_objects_v2, Bucket="photos")
 
 
+def test_no_spelling_of_max_keys_passes_a_bound(gateway: Gateway, ann: Any) -> None:
+    """What the listing takes for a number is compared as this number, and an empty one is missing in both."""
+    lists = {"Action": "s3:ListBucket", "Resource": BUCKET}
+    missing, many = {"Null": {"s3:max-keys": "true"}}, {"NumericGreaterThan": {"s3:max-keys": "10"}}
+    ann.put_bucket_policy(
+        **policy(statement({}, **lists), statement(missing, "Deny", **lists), statement(many, "Deny", **lists))
+    )
+    for value, status in (("10", 200), ("010", 200), ("11", 403), ("0000000011", 403), ("", 403), ("%20", 400)):
+        assert gateway.raw("GET", f"/photos?max-keys={value}")[0] == status, value
+    for value in (
+        "%2B1000",
+        "1_000",
+        "1e3",
+        "0x3e8",
+        "%EF%BC%91%EF%BC%90%EF%BC%90",
+        "00000000000000000000100",
+        "1000.5",
+    ):
+        assert gateway.raw("GET", f"/photos?max-keys={value}")[0] in (400, 403), value
+    assert gateway.raw("GET", "/photos?max-keys=5&max-keys=1000")[0] == 400
+    assert gateway.raw("GET", "/photos")[0] == 403
+
+
 def test_how_a_request_is_signed(gateway: Gateway, ann: Any) -> None:
     ann.put_object(**NAMED, Body=b"x")
     bob = gateway.client("bob")
@@ -534,3 +557,34 @@ def test_a_bucket_without_a_policy_collects_no_facts(
     ann.copy_object(Bucket="photos", Key="c", CopySource="photos/k")
     ann.delete_objects(Bucket="photos", Delete={"Objects": [{"Key": "k"}]})
     refused("NoSuchKey", 404, ann.get_object, **NAMED)
+
+
+# --- conditional deletions ------------------------------------------------------------------------
+@pytest.mark.parametrize("value", ["etag", "*"])
+def test_only_conditional_deletions_are_allowed(gateway: Gateway, ann: Any, value: str) -> None:
+    """The examples in "Enforce conditional deletes on Amazon S3 buckets" of the S3 user guide."""
+    needs = {"StringEquals": {"s3:if-match": "*"}} if value == "*" else {"Null": {"s3:if-match": "false"}}
+    ann.put_bucket_policy(**policy(statement(needs, Action="s3:DeleteObject"), statement({})))
+    bob, keys = gateway.client("bob"), ("one", "two", "three")
+    etag = {key: ann.put_object(Bucket="photos", Key=key, Body=key.encode())["ETag"] for key in keys}
+    for key in keys:
+        denied(bob.delete_object, Bucket="photos", Key=key)
+    if value == "*":
+        denied(bob.delete_object, Bucket="photos", Key="one", IfMatch=etag["one"])
+    bob.delete_object(Bucket="photos", Key="one", IfMatch="*" if value == "*" else etag["one"])
+    listed = [{"Key": "two", "ETag": "*" if value == "*" else etag["two"].strip('"')}, {"Key": "three"}]
+    found = bob.delete_objects(Bucket="photos", Delete={"Objects": listed})
+    assert [one["Key"] for one in found["Deleted"]] == ["two"]
+    assert [(one["Key"], one["Code"]) for one in found["Errors"]] == [("three", "AccessDenied")]
+    denied(bob.delete_object, Bucket="photos", Key="three", VersionId="null", IfMatch=etag["three"])
+
+
+def test_etags_in_conditions_have_no_quotes(gateway: Gateway, ann: Any) -> None:
+    etag = ann.put_object(**NAMED, Body=b"x")["ETag"].strip('"')
+    ann.put_bucket_policy(**policy(statement({"StringEquals": {"s3:if-match": etag}}, Action="s3:PutObject")))
+    bob = gateway.client("bob")
+    for sent in (etag, f'"{etag}"'):
+        bob.put_object(**NAMED, Body=b"x", IfMatch=sent)
+    for other in ("0" * 32, "*", f'"{"0" * 32}"'):
+        denied(bob.put_object, **NAMED, Body=b"x", IfMatch=other)
+    denied(bob.put_object, **NAMED, Body=b"x")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import signal
+import zlib
 from collections.abc import Callable
 from io import BytesIO
 from threading import Event, Thread
@@ -12,14 +15,26 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nos_ec.composition.wiring import System
+from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import Conflict, Locked
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import parts_bucket
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.objects.store import Store
-from nos_ec.ports.metadata import ObjectRow, PutRequest
+from nos_ec.engine.objects.uploads import MultipartUploads
+from nos_ec.gateway.auth.key_ring import KeyRing
+from nos_ec.ports.metadata import ObjectRow, PutRequest, RenameOf, UploadRow, UploadState
+from nos_ec.settings.section import DAY
+from nos_gc.assemble import gc_service
+from tests.rig.at_rest import LaterClock
+from tests.rig.fakes.clock import SetClock
 from tests.service.check.test_check import check
+from tests.service.cli.test_cli import Cli
 from tests.service.conftest import CHUNK, STRIPE, Bench
-from tests.service.s3.s3_gateway import Gateway, refused, serving
+from tests.service.dump.test_rebuild import lose_database, rebuild
+from tests.service.s3.s3_gateway import MASTERS, Gateway, refused, serving
+from tests.service.s3.test_s3_customer_keys import raw_headers
 from tests.service.s3.test_s3_encryption import add_key
 from tests.service.s3.test_s3_notifications import SETTINGS, configuration, configure, named, sent
 
@@ -43,6 +58,18 @@ with open_system(load_settings(Path(sys.argv[1]), os.environ)) as system:
     versioning = Versioning.ENABLED if sys.argv[2] == "versions" else None
     request = PutRequest(ObjectKey("b", "new"), versioning=versioning)
     store.rename(row, request, lambda sent: store.put_request(sent, BytesIO(data)))
+"""
+PROGRAM_OF_PARTS = """
+import os
+import sys
+from pathlib import Path
+from nos_ec.composition.wiring import open_system
+from nos_ec.core.ids import ObjectKey
+from nos_ec.settings import load_settings
+from tests.service.s3.test_s3_rename import store_parts_again
+with open_system(load_settings(Path(sys.argv[1]), os.environ)) as system:
+    row = system.client.store().head(ObjectKey("photos", "old"))
+    store_parts_again(system, row, ObjectKey("photos", "new"), lambda: None)
 """
 
 
@@ -138,6 +165,45 @@ def test_an_encrypted_object_is_encrypted_for_its_new_key(bench: Bench, system: 
         assert found["ChecksumCRC32"] == put["ChecksumCRC32"]
 
 
+@pytest.mark.parametrize("source", [{}, {"ServerSideEncryption": "AES256"}])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"x-amz-server-side-encryption": "aws:kms"},
+        {"x-amz-server-side-encryption": "AES256"},
+        {"x-amz-server-side-encryption-aws-kms-key-id": "red"},
+        {"x-amz-server-side-encryption-customer-algorithm": "AES256"},
+        {"x-amz-copy-source-server-side-encryption-customer-algorithm": "AES256"},
+    ],
+)
+def test_a_rename_that_asks_for_another_encryption_is_refused(
+    system: System, source: dict[str, str], sent: dict[str, str]
+) -> None:
+    """It would keep the encryption of the object, although a policy was content with the header."""
+    add_key(system)
+    with serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(**B)
+        ann.put_object(**B, Key="old", Body=b"x", **source)
+        client = raw_headers(gateway.client("root"), sent)
+        refused("InvalidRequest", 400, rename, client=client, new="new", old="old")
+        assert keys(ann) == ["old"]
+
+
+@pytest.mark.parametrize("size", [5, 5 * STRIPE + 5])
+def test_a_plain_object_gets_the_encryption_of_its_bucket(bench: Bench, system: System, size: int) -> None:
+    add_key(system)
+    with serving(system) as gateway:
+        ann, data = gateway.client("ann"), bench.data(size)
+        ann.create_bucket(**B)
+        put = ann.put_object(**B, Key="old", Body=data)
+        rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+        ann.put_bucket_encryption(**B, ServerSideEncryptionConfiguration={"Rules": [rule]})
+        rename(ann, "new", "old")
+        found = ann.get_object(**B, Key="new")
+        assert (found["Body"].read(), found["ETag"], found["ServerSideEncryption"]) == (data, put["ETag"], "AES256")
+
+
 # --- conditions and repetitions -------------------------------------------------------------------
 def test_conditions(ann: Any) -> None:
     etag = ann.put_object(**B, Key="old", Body=b"x")["ETag"]
@@ -179,14 +245,147 @@ def test_bad_sources(ann: Any, source: str) -> None:
     refused("InvalidArgument", 400, rename, client=ann, new="new", old=source)
 
 
-def test_what_cannot_be_renamed(bench: Bench, ann: Any) -> None:
+def test_an_object_is_not_renamed_to_itself(ann: Any) -> None:
     ann.put_object(**B, Key="old", Body=b"x")
     refused("InvalidRequest", 400, rename, client=ann, new="old", old="old")
-    upload = {**B, "Key": "parts", "UploadId": ann.create_multipart_upload(**B, Key="parts")["UploadId"]}
-    part = {"PartNumber": 1, "ETag": ann.upload_part(**upload, PartNumber=1, Body=b"part")["ETag"]}
-    ann.complete_multipart_upload(**upload, MultipartUpload={"Parts": [part]})
-    refused("NotImplemented", 501, rename, client=ann, new="new", old="parts")
-    assert keys(ann) == ["old", "parts"]
+    assert keys(ann) == ["old"]
+
+
+# --- objects that were uploaded in parts ----------------------------------------------------------
+BODIES = {2: bytes(range(256)) * (5 << 12), 5: b"the last part"}
+"""The bodies of the parts, by number."""
+
+
+def uploaded(client: Any, key: str, **options: Any) -> dict[str, Any]:
+    """The answer to the completion of an upload of BODIES."""
+    began = client.create_multipart_upload(**B, Key=key, ChecksumAlgorithm="CRC32", **options)
+    upload = {**B, "Key": key, "UploadId": began["UploadId"]}
+    made = {n: client.upload_part(**upload, PartNumber=n, Body=data) for n, data in BODIES.items()}
+    parts = [{"PartNumber": n, "ETag": one["ETag"], "ChecksumCRC32": one["ChecksumCRC32"]} for n, one in made.items()]
+    answer: dict[str, Any] = client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    return answer
+
+
+@pytest.mark.parametrize("options", [{}, {"ServerSideEncryption": "AES256"}], ids=["plain", "encrypted"])
+def test_an_object_in_parts_stays_one(bench: Bench, system: System, options: dict[str, str]) -> None:
+    add_key(system)
+    with serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(**B)
+        made = uploaded(ann, "old", Metadata={"a": "b"}, Tagging="t=1", **options)
+        rename(ann, "new", "old", ClientToken="t-1")
+        rename(ann, "new", "old", ClientToken="t-1")
+        assert keys(ann) == ["new"]
+        found = ann.get_object(**B, Key="new", ChecksumMode="ENABLED")
+        assert found["Body"].read() == b"".join(BODIES.values())
+        assert (found["ETag"], found["ChecksumCRC32"]) == (made["ETag"], made["ChecksumCRC32"])
+        assert (found["Metadata"], found["TagCount"]) == ({"a": "b"}, 1)
+        assert found.get("ServerSideEncryption") == options.get("ServerSideEncryption")
+        last = ann.get_object(**B, Key="new", PartNumber=5, ChecksumMode="ENABLED")
+        assert (last["Body"].read(), last["PartsCount"]) == (BODIES[5], 2)
+        assert last["ChecksumCRC32"] == base64.b64encode(zlib.crc32(BODIES[5]).to_bytes(4, "big")).decode()
+        assert "Uploads" not in ann.list_multipart_uploads(**B)
+    bench.settle(system)
+    assert check(system, read_share=1.0) == []
+    assert len(left_parts(system)) == 4
+    later = SetClock(system.clock.now_ms() + PARTS_GRACE_MS + 60_000)
+    assert [one.key.name for one in system.metadata.doomed_uploads(later.now_ms(), 9)] == ["old"]
+
+
+def left_parts(system: System) -> list[str]:
+    return system.client.store().list_names(parts_bucket("photos"), "", "", 99)
+
+
+def test_a_rename_of_parts_that_is_refused_leaves_no_upload(ann: Any, system: System) -> None:
+    etag = uploaded(ann, "old")["ETag"]
+    ann.put_object(**B, Key="new", Body=b"kept")
+    refused("PreconditionFailed", 412, rename, client=ann, new="new", old="old", DestinationIfNoneMatch="*")
+    assert "Uploads" not in ann.list_multipart_uploads(**B)
+    assert (keys(ann), body(ann, "new"), ann.head_object(**B, Key="old")["ETag"]) == (["new", "old"], b"kept", etag)
+
+
+def test_versions_in_parts_stay_under_the_old_key(ann: Any, system: System) -> None:
+    ann.put_bucket_versioning(**B, VersioningConfiguration={"Status": "Enabled"})
+    first = uploaded(ann, "old")["VersionId"]
+    rename(ann, "new", "old")
+    whole = b"".join(BODIES.values())
+    assert (keys(ann), body(ann, "new")) == (["new"], whole)
+    assert ann.get_object(**B, Key="old", VersionId=first)["Body"].read() == whole
+    assert system.metadata.doomed_uploads(system.clock.now_ms() + 2 * PARTS_GRACE_MS, 9) == []
+
+
+def test_a_part_of_another_request_is_not_taken(ann: Any, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ListMultipartUploads shows the upload while parts are renamed. The gateway begins again."""
+    etag, complete = uploaded(ann, "old")["ETag"], MultipartUploads.complete
+    begun: list[UploadRow] = []
+
+    def complete_later(uploads: MultipartUploads, upload: UploadRow, *rest: Any) -> ObjectRow:
+        begun.append(upload)
+        if len(begun) == 1:
+            uploads.put_part(upload, 5, BytesIO(b"of another request"), b"")
+        return complete(uploads, upload, *rest)
+
+    monkeypatch.setattr(MultipartUploads, "complete", complete_later)
+    rename(ann, "new", "old")
+    assert (body(ann, "new"), ann.head_object(**B, Key="new")["ETag"]) == (b"".join(BODIES.values()), etag)
+    states = [row.state for one in begun if (row := system.metadata.upload(one.upload_id)) is not None]
+    assert states == [UploadState.DOOMED, UploadState.COMPLETED]
+
+
+def store_parts_again(system: System, row: ObjectRow, to: ObjectKey, change: Callable[[], object]) -> ObjectRow:
+    """Rename an object in parts as a gateway does, with a change before the transaction."""
+    store = system.client.store()
+    uploads, manifest = system.client.uploads(store), store.manifest(row)
+    assert manifest is not None
+    upload = uploads.create(to, "ann", b"")
+
+    def put(request: PutRequest) -> ObjectRow:
+        for index, part in enumerate(manifest.parts):
+            data = b"".join(store.open_version(row, manifest.starts[index], part.size))
+            uploads.put_part(upload, part.number, BytesIO(data), b"")
+        change()
+        assert isinstance(request.step, RenameOf)
+        return uploads.complete(upload, lambda stored: (stored, {}), rename=request.step)
+
+    try:
+        return store.rename(row, PutRequest(to), put)
+    finally:
+        found = system.metadata.upload(upload.upload_id)
+        assert found is not None
+        is_renamed = store.list_names("photos", "new", "", 1) == ["new"]
+        assert found.state is (UploadState.COMPLETED if is_renamed else UploadState.OPEN)
+
+
+@pytest.mark.invariant(1)
+def test_an_upload_is_not_completed_for_a_source_that_was_changed(bench: Bench, system: System, ann: Any) -> None:
+    uploaded(ann, "old")
+    store, old, new = system.client.store(), ObjectKey("photos", "old"), ObjectKey("photos", "new")
+    changed = encode_attributes({"a": "b"})
+    with pytest.raises(Conflict):
+        store_parts_again(system, store.head(old), new, lambda: store.set_attributes(old, changed))
+    store_parts_again(system, store.head(old), new, lambda: None)
+    assert body(ann, "new") == b"".join(BODIES.values())
+    bench.settle(system)
+    assert check(system, read_share=1.0) == []
+
+
+@pytest.mark.timed
+@pytest.mark.invariant(1)
+@pytest.mark.parametrize("point", [*RENAME_POINTS, "upload.completed"])
+def test_killed_while_parts_are_renamed(bench: Bench, point: str) -> None:
+    with bench.open() as system, serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(**B)
+        uploaded(ann, "old")
+    done = bench.run_python("-c", PROGRAM_OF_PARTS, str(bench.config), kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    with bench.open() as system:
+        store = system.client.store()
+        assert store.list_names("photos", "", "", 5) == ["new" if point == "upload.completed" else "old"]
+        (name,) = store.list_names("photos", "", "", 5)
+        assert store.get(ObjectKey("photos", name)) == b"".join(BODIES.values())
+        bench.settle(system)
+        assert check(system, read_share=1.0) == []
 
 
 @pytest.mark.invariant(11)
@@ -322,11 +521,12 @@ def test_notifications(bench: Bench) -> None:
 @pytest.mark.invariant(1)
 @pytest.mark.parametrize("size", [5, 5 * STRIPE + 5])
 @pytest.mark.parametrize("kind", ["plain", "versions"])
-@pytest.mark.parametrize("point", [*RENAME_POINTS, "put.recorded"])
+@pytest.mark.parametrize("point", ["put.landed", *RENAME_POINTS, "put.recorded"])
 def test_killed(bench: Bench, size: int, kind: str, point: str) -> None:
     """The object is under the old key or under the new one."""
-    if point == "put.recorded" and size > 5:
-        point = "large.recorded"
+    is_renamed = point == "put.recorded"
+    if size > 5:
+        point = {"put.landed": "large.written", "put.recorded": "large.recorded"}.get(point, point)
     versioning = Versioning.ENABLED if kind == "versions" else None
     data = bench.data(size)
     with bench.open() as system:
@@ -336,7 +536,97 @@ def test_killed(bench: Bench, size: int, kind: str, point: str) -> None:
     with bench.open() as system:
         store = system.client.store()
         (name,) = store.list_names("b", "", "", 5)
-        assert name == ("old" if point in RENAME_POINTS else "new")
+        assert name == ("new" if is_renamed else "old")
         assert store.get(ObjectKey("b", name)) == data
         bench.settle(system)
+        assert check(system, read_share=1.0) == []
+
+
+# --- afterwards -----------------------------------------------------------------------------------
+def test_parts_in_the_trash_are_others_than_those_of_the_new_object(bench: Bench) -> None:
+    bench.config.write_text(bench.config.read_text() + "[trash]\nkeep_days = 3\n")
+    data = b"".join(BODIES.values())
+    with bench.open() as system, serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(**B)
+        etag = uploaded(ann, "old", Tagging="t=1")["ETag"]
+        rename(ann, "new", "old")
+        bench.settle(system)
+        trash = system.client.trash()
+        trash.undelete(trash.find(ObjectKey("photos", "old")))
+        for key in ("old", "new"):
+            assert (body(ann, key), ann.head_object(**B, Key=key)["ETag"]) == (data, etag)
+            assert ann.get_object(**B, Key=key, PartNumber=5)["Body"].read() == BODIES[5]
+        assert len(left_parts(system)) == 4
+        system.client.store().delete(ObjectKey("photos", "old"), permanently=True)
+        system.clock = LaterClock(4 * DAY)
+        bench.settle(system)
+        gc_service(system).run_once()
+        assert (keys(ann), body(ann, "new"), len(left_parts(system))) == (["new"], data, 2)
+        assert check(system, read_share=1.0) == []
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_a_kms_key_stays(bench: Bench, system: System, is_in_parts: bool) -> None:
+    ring = KeyRing(system.metadata, MASTERS, system.clock)
+    for name in ("red", "blue"):
+        ring.add(os.urandom, name)
+    red, blue = ({"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": name} for name in ("red", "blue"))
+    data = b"".join(BODIES.values())
+    with serving(system) as gateway:
+        ann = gateway.client("ann")
+        ann.create_bucket(**B)
+        for key, options in (("old", red), ("plain", {})):
+            if is_in_parts:
+                uploaded(ann, key, **options)
+            else:
+                ann.put_object(**B, Key=key, Body=data, **options)
+        rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": "blue"}}
+        ann.put_bucket_encryption(**B, ServerSideEncryptionConfiguration={"Rules": [rule]})
+        rename(ann, "new", "old")
+        rename(ann, "of-bucket", "plain")
+        for key, options in (("new", red), ("of-bucket", blue)):
+            found = ann.get_object(**B, Key=key)
+            assert {name: found[name] for name in options} == options
+            assert found["Body"].read() == data
+            assert ann.get_object(**B, Key=key, IfMatch=found["ETag"], Range="bytes=7-9")["Body"].read() == data[7:10]
+    bench.settle(system)
+    assert check(system, read_share=1.0) == []
+
+
+@pytest.mark.invariant(7)
+@pytest.mark.parametrize("dumped", ["before", "never"])
+def test_a_rebuild_has_the_new_objects(bench: Bench, capfd: pytest.CaptureFixture[str], dumped: str) -> None:
+    """Without a dump that was made afterwards, the old names may come back, with their bytes."""
+    cli, small = Cli(bench, capfd), b"small"
+    with bench.open() as system:
+        add_key(system)
+        with serving(system) as gateway:
+            ann = gateway.client("ann")
+            ann.create_bucket(**B)
+            etag = uploaded(ann, "parts", ServerSideEncryption="AES256")["ETag"]
+            ann.put_object(**B, Key="one", Body=small, Metadata={"a": "b"}, Tagging="t=1")
+            ann.put_object(**B, Key="replaced", Body=b"gone")
+        bench.settle(system)
+    if dumped == "before":
+        cli("metadata", "dump")
+    with bench.open() as system:
+        with serving(system) as gateway:
+            root = gateway.client("root")
+            rename(root, "new/parts", "parts")
+            rename(root, "replaced", "one")
+        bench.settle(system)
+    lose_database(bench)
+    rebuild(bench, cli, *(["--without-dump"] if dumped == "never" else []))
+    with bench.open() as system, serving(system) as gateway:
+        root = gateway.client("root")
+        assert (body(root, "replaced"), body(root, "new/parts")) == (small, b"".join(BODIES.values()))
+        assert root.head_object(**B, Key="new/parts")["ETag"] == etag
+        assert root.get_object(**B, Key="new/parts", PartNumber=5)["Body"].read() == BODIES[5]
+        found = root.get_object(**B, Key="replaced")
+        assert (found["Metadata"], found["TagCount"]) == ({"a": "b"}, 1)
+        old = {"one": small, "parts": b"".join(BODIES.values())}
+        back = set(keys(root)) - {"replaced", "new/parts"}
+        assert back <= old.keys()
+        assert {key: body(root, key) for key in back} == {key: old[key] for key in back}
         assert check(system, read_share=1.0) == []

@@ -292,6 +292,50 @@ def test_more_than_a_thousand_deletions_are_refused(ann: Any) -> None:
     refused("MalformedXML", 400, ann.delete_objects, Bucket="photos", Delete={"Objects": objects})
 
 
+OLD, NEW = datetime(1970, 1, 2, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def test_conditions_of_copies_on_their_source(ann: Any) -> None:
+    """The pairs of "CopyObject" and "UploadPartCopy" of the S3 API reference among them."""
+    etag = ann.put_object(**NAMED, Body=b"x")["ETag"]
+    upload = ann.create_multipart_upload(Bucket="photos", Key="parts")["UploadId"]
+    whole = {"Bucket": "photos", "CopySource": "photos/k", "Key": "copy"}
+    part = {"Bucket": "photos", "CopySource": "photos/k", "Key": "parts", "UploadId": upload, "PartNumber": 1}
+    hold = (
+        {"Match": etag, "UnmodifiedSince": OLD},
+        {"NoneMatch": '"other"', "ModifiedSince": OLD},
+        {"Match": "*", "NoneMatch": '"other"'},
+        {"UnmodifiedSince": NEW},
+    )
+    fail = (
+        {"NoneMatch": etag, "ModifiedSince": OLD},
+        {"Match": '"other"', "UnmodifiedSince": NEW},
+        {"NoneMatch": "*"},
+        {"ModifiedSince": ann.head_object(**NAMED)["LastModified"]},
+        {"UnmodifiedSince": OLD},
+    )
+    for call, to in ((ann.copy_object, whole), (ann.upload_part_copy, part)):
+        for conditions in fail:
+            sent = {f"CopySourceIf{name}": value for name, value in conditions.items()}
+            refused("PreconditionFailed", 412, call, **to, **sent)
+        for conditions in hold:
+            assert call(**to, **{f"CopySourceIf{name}": value for name, value in conditions.items()})
+        refused("NoSuchKey", 404, call, **{**to, "CopySource": "photos/nothing"}, CopySourceIfMatch=etag)
+
+
+def test_conditions_of_copies_on_their_target(ann: Any) -> None:
+    etag = ann.put_object(**NAMED, Body=b"x")["ETag"]
+    copy = {"Bucket": "photos", "CopySource": "photos/k", "Key": "copy"}
+    refused("NoSuchKey", 404, ann.copy_object, **copy, IfMatch=etag)
+    ann.copy_object(**copy, IfNoneMatch="*", CopySourceIfMatch=etag)
+    refused("PreconditionFailed", 412, ann.copy_object, **copy, IfNoneMatch="*")
+    refused("PreconditionFailed", 412, ann.copy_object, **copy, IfMatch='"other"')
+    refused("PreconditionFailed", 412, ann.copy_object, **copy, IfMatch=etag, CopySourceIfMatch='"other"')
+    refused("NotImplemented", 501, ann.copy_object, **copy, IfMatch=etag, IfNoneMatch="*")
+    ann.copy_object(**copy, IfMatch=etag)
+    refused("NoSuchKey", 404, ann.copy_object, **{**copy, "CopySource": "photos/nothing"}, IfNoneMatch="*")
+
+
 def test_copies_that_are_refused(gateway: Gateway, ann: Any) -> None:
     ann.put_object(**NAMED, Body=b"x", ContentType="text/x")
     copy = {"Bucket": "photos", "CopySource": "photos/k"}

@@ -72,7 +72,8 @@ def test_a_session_without_a_policy_may_do_what_its_account_may(holder: Holder) 
 
 
 def test_an_account_has_only_roles_of_its_own(holder: Holder) -> None:
-    refused("AccessDenied", 403, Holder(holder.gateway, "bob").assume)
+    error = refused("AccessDenied", 403, Holder(holder.gateway, "bob").assume)
+    assert "must name the account of the access key, bob" in str(error)
     refused("AccessDenied", 403, Holder(holder.gateway, "root").assume)
 
 

@@ -125,8 +125,8 @@ def test_redirects(gateway: Gateway, ann: Any) -> None:
         },
     ]
     ann.put_bucket_website(**B, WebsiteConfiguration=CONFIGURATION | {"RoutingRules": rules})
-    status, _, headers = get(gateway, "/docs/a%20b")
-    assert (status, headers["location"]) == (301, f"http://{HOST}/documents/a%20b")
+    status, _, headers = get(gateway, "/docs/a%20b?utm=1&x=%2F")
+    assert (status, headers["location"]) == (301, f"http://{HOST}/documents/a%20b?utm=1&x=%2F")
     status, _, headers = get(gateway, "/older")
     assert (status, headers["location"]) == (307, "https://a.b/x")
     ann.put_object(**B, Key="older", Body=b"there")
@@ -151,6 +151,94 @@ def test_an_object_may_redirect(gateway: Gateway, ann: Any) -> None:
     assert ann.head_object(**B, Key="copy")["WebsiteRedirectLocation"] == "/page.html"
 
 
+def test_a_redirect_is_one_whatever_part_of_it_was_asked_for(gateway: Gateway, ann: Any) -> None:
+    ann.put_object(**B, Key="moved", WebsiteRedirectLocation="/page.html")
+    for asked in (
+        {"Range": "bytes=0-"},
+        {"If_Match": '"none"'},
+        {"If_Unmodified_Since": "Mon, 01 Jan 2001 00:00:00 GMT"},
+        {"If_None_Match": "*"},
+        {"If_None_Match": ann.head_object(**B, Key="moved")["ETag"]},
+        {"If_Modified_Since": "Thu, 01 Jan 2099 00:00:00 GMT"},
+    ):
+        status, _, headers = get(gateway, "/moved", **asked)
+        assert (status, headers.get("location")) == (301, "/page.html"), asked
+    status, body, headers = get(gateway, "/page.html", Range="bytes=99-")
+    assert (status, body, headers["content-range"]) == (416, b"sorry", "bytes */9")
+    assert get(gateway, "/page.html", If_Match='"none"')[:2] == (412, b"sorry")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("PHOTOS.Web.Example.COM", 200),
+        ("photos.web.example.com.", 200),
+        ("photos.web.example.com:9488", 200),
+        ("photos.web.example.com:80@evil.example", 400),
+        ("photos.web.example.com:@evil.example", 400),
+        ("evil@photos.web.example.com", 400),
+        ("..web.example.com", 400),
+        (".nos_ec.web.example.com", 400),
+        ("f\u00fcr.web.example.com", 400),
+        ("x" * 300 + ".web.example.com", 400),
+        ("xn--fr-xka.web.example.com", 404),
+        ("other.photos.web.example.com", 404),
+    ],
+)
+def test_hosts(gateway: Gateway, ann: Any, host: str, status: int) -> None:
+    moves = {"IndexDocument": {"Suffix": "index.html"}, "RoutingRules": [{"Redirect": {"ReplaceKeyWith": "x"}}]}
+    assert get(gateway, "/page.html", Host=host)[0] == status
+    ann.put_bucket_website(**B, WebsiteConfiguration=moves)
+    found, _, headers = get(gateway, "/page.html", Host=host)
+    assert headers.get("location") == (f"http://{host}/x" if found == 301 else None)
+
+
+def test_error_documents_and_folders_get_the_headers_that_a_policy_needs(gateway: Gateway, ann: Any) -> None:
+    condition = {"StringLike": {"aws:Referer": "http://photos.web.example.com/*"}}
+    statement = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::photos/*"}
+    policy = {"Version": "2012-10-17", "Statement": [statement | {"Condition": condition}]}
+    ann.put_bucket_policy(**B, Policy=json.dumps(policy))
+    here = {"Referer": "http://photos.web.example.com/", "If_Match": '"x"', "Range": "bytes=1-"}
+    assert get(gateway, "/nothing", **here)[:2] == (403, b"sorry")
+    assert get(gateway, "/blog", **here)[2]["location"] == "/blog/"
+    assert b"Custom Error Document" in get(gateway, "/nothing", Referer="http://evil.example/")[1]
+
+
+def test_refused_methods_name_those_that_are_possible(gateway: Gateway, ann: Any) -> None:
+    assert get(gateway, "/page.html", "PUT")[2]["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["//", "//page.html", "/a/../page.html", "/%2e%2e/page.html", "/./page.html"])
+def test_paths_are_not_normalised(gateway: Gateway, ann: Any, path: str) -> None:
+    assert get(gateway, path)[0] in (400, 404)
+    ann.put_object(**B, Key="/index.html", Body=b"below")
+    assert get(gateway, "//")[:2] == (200, b"below")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/a%", 400), ("/%ff", 400), ("/%00", 400), ("/" + "k" * 1025, 400)])
+def test_bad_paths(gateway: Gateway, ann: Any, path: str, status: int) -> None:
+    found, body, headers = get(gateway, path)
+    assert (found, headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert body.startswith(b"<html>")
+
+
+def test_the_longest_keys(gateway: Gateway, ann: Any) -> None:
+    """The key of an index document below them would be too long."""
+    assert get(gateway, "/" + "k" * 1024)[0] == 404
+    assert get(gateway, "/" + "k" * 1023 + "/")[0] == 400
+
+
+def test_large_pages_and_error_documents(gateway: Gateway, ann: Any) -> None:
+    large = bytes(range(256)) * (40 << 12)
+    for key in ("error.html", "large"):
+        ann.put_object(**B, Key=key, Body=large)
+    assert get(gateway, "/large")[:2] == (200, large)
+    status, body, headers = get(gateway, "/nothing")
+    assert (status, body == large, headers["content-length"]) == (404, True, str(len(large)))
+    status, body, headers = get(gateway, "/nothing", "HEAD")
+    assert (status, body, headers["content-length"]) == (404, b"", str(len(large)))
+
+
 def test_cross_origin_requests(gateway: Gateway, ann: Any) -> None:
     rule = {"AllowedOrigins": ["http://a.example"], "AllowedMethods": ["GET"]}
     ann.put_bucket_cors(**B, CORSConfiguration={"CORSRules": [rule]})
@@ -158,6 +246,8 @@ def test_cross_origin_requests(gateway: Gateway, ann: Any) -> None:
     for method in ("GET", "OPTIONS"):
         status, _, headers = get(gateway, "/page.html", method, **asked)
         assert (status, headers["access-control-allow-origin"]) == (200, "http://a.example")
+    status, body, headers = get(gateway, "/page.html", "OPTIONS", **asked | {"Origin": "http://evil.example"})
+    assert (status, headers["x-amz-error-code"], body[:6]) == (403, "AccessForbidden", b"<html>")
 
 
 def test_websites_of_several_cells(tmp_path: Path) -> None:

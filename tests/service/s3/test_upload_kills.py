@@ -276,7 +276,9 @@ def test_uploads_are_checked(bench: Bench) -> None:
         metadata.restore_uploads([replace(row, upload_id=UploadId(b"\1" * 16))])
         assert set(kinds(system)) == {FindingKind.COMPOSITION_WRONG, FindingKind.UPLOAD_WITHOUT_OBJECT}
         metadata.restore_uploads([replace(row, upload_id=UploadId(b"\1" * 16), state=UploadState.DOOMED)])
-        metadata.forget_upload(row.upload_id)
+        doomed = metadata.upload(row.upload_id)
+        assert doomed is not None
+        metadata.forget_upload(doomed)
         assert set(kinds(system)) == {FindingKind.COMPOSITION_WRONG, FindingKind.PART_WITHOUT_UPLOAD}
 
 

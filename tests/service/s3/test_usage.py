@@ -11,12 +11,13 @@ import pytest
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.quotas.quota import Quota, account_record, encode
 from nos_ec.engine.figures import bucket_count
 from nos_ec.engine.figures.bucket_count import count_bucket
 from nos_ec.engine.upkeep import usage_keeper
 from nos_ec.engine.upkeep.usage_keeper import COUNT_AFTER_MS, LOOK_MS, REVIEW_MS, TRIES_MAX, UsageKeeper
-from nos_ec.monitoring.declarations.metrics import BUCKET_BYTES, BUCKET_OBJECTS, METERED_BUCKETS
-from nos_ec.ports.metadata import DocumentKind, SizesPage, Sums
+from nos_ec.monitoring.declarations.metrics import BUCKET_BYTES, BUCKET_OBJECTS, METERED_BUCKETS, QUOTA_USED_RATIO
+from nos_ec.ports.metadata import AccessKey, CannedAcl, DocumentKind, KeyState, SizesPage, Sums
 from nos_producer.assemble import producer_service
 from nos_producer.samples import producer_samples
 from nos_producer.service import ProducerService
@@ -136,6 +137,29 @@ def test_buckets_are_counted_only_when_all_processes_add_their_changes(system: S
     assert held(system) == Sums(7, 1)
 
 
+def test_a_daemon_trusts_no_clock_of_others(system: System) -> None:
+    """A bucket that was metered by a process whose clock is a day behind is not counted while processes still remember
+    that it is not metered, even if the clock of the daemon jumps meanwhile."""
+    put(system, "k", 7)
+    now_ms = system.clock.now_ms()
+    system.metadata.set_bucket_document("b", DocumentKind.QUOTA, b"{}", now_ms)
+    system.metadata.meter_bucket("b", now_ms - 86_400_000)
+    stop, waited = Event(), [0]
+
+    class Clock(FakeClock):
+        def wait(self, stop: Event, wait_ms: int) -> bool:
+            waited[0] += wait_ms
+            self.advance(86_400_000 if waited[0] == 5000 else 0)
+            found = system.metadata.bucket_usage("b")
+            if waited[0] >= 60_000 or (found is not None and found.counted_ms is not None):
+                stop.set()
+            return super().wait(stop, wait_ms)
+
+    UsageKeeper(system.metadata, Clock(now_ms)).run(stop, lambda: True)
+    assert COUNT_AFTER_MS <= waited[0] < 60_000
+    assert held(system) == Sums(7, 1)
+
+
 def test_a_bucket_that_changes_too_much_is_counted_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """At last the result is taken, which is off by at most what was changed meanwhile."""
     monkeypatch.setattr(bucket_count, "PAGE_ROWS", 10)
@@ -181,6 +205,23 @@ def test_documents_decide_what_is_metered(system: System) -> None:
     clock.advance(REVIEW_MS)
     keeper.drain()
     assert system.metadata.bucket_usage("b") is None
+
+
+def test_a_bucket_that_becomes_metered_during_a_review_stays_so(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(system, "k", 7)
+    plain = system.metadata.documents_of
+
+    def documents(kind: DocumentKind, after: str, limit: int) -> object:
+        page = plain(kind, after, limit)
+        want(system)
+        system.metadata.meter_bucket("b", system.clock.now_ms())
+        return page
+
+    monkeypatch.setattr(system.metadata, "documents_of", documents)
+    UsageKeeper(system.metadata, SetClock(system.clock.now_ms())).turn()
+    assert system.metadata.bucket_usage("b") is not None
 
 
 def test_only_the_producer_of_one_slot_keeps_usage(system: System) -> None:
@@ -239,6 +280,45 @@ def test_metrics_show_the_buckets_that_change_most(system: System, monkeypatch: 
         }
 
 
+def test_metrics_show_buckets_that_are_named_and_quotas_that_are_nearly_used(
+    counting: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = counting.config.read_text()
+    counting.config.write_text(plain.replace("[producer]\n", '[producer]\nshown_buckets = "idle, none"\n'))
+    monkeypatch.setattr(usage_keeper, "SHOWN_BUCKETS", 1)
+    monkeypatch.setattr(usage_keeper, "SHOWN_QUOTAS", 3)
+    monkeypatch.setattr(usage_keeper, "COUNT_AFTER_MS", 0)
+    with counting.open() as system:
+        limits = {"idle": Quota(), "b": Quota(hard_bytes=20, soft_bytes=1, soft_objects=2), "c": Quota(hard_bytes=100)}
+        for bucket, quota in limits.items():
+            system.metadata.create_bucket(bucket, "ann", CannedAcl.PRIVATE, 1)
+            system.metadata.set_bucket_document(bucket, DocumentKind.QUOTA, encode(quota), 1)
+            assert system.metadata.meter_bucket(bucket, 1)
+            put(system, "k", 7, bucket=bucket)
+        put(system, "l", 7, bucket="b")
+        for account, quota in (("ann", Quota(hard_objects=8)), ("bob", Quota(hard_objects=0)), ("eve", Quota(None, 9))):
+            record = AccessKey(account_record(account), account, encode(quota), KeyState.DISABLED, 1)
+            system.metadata.add_access_key(record)
+        with producer_service(system) as producer:
+            producer.drain()
+            system.clock = LaterClock(LOOK_MS)
+            keeper = producer._usage
+            assert keeper is not None
+            keeper._look(system.clock.now_ms())
+            keeper._quotas_ms = 0
+            producer.drain()
+            assert shown(producer, system) == {
+                "nos_ec_producer_metered_buckets": 3,
+                "nos_ec_producer_bucket_bytes idle": 7,
+                "nos_ec_producer_bucket_objects idle": 1,
+                "nos_ec_producer_bucket_bytes b": 14,
+                "nos_ec_producer_bucket_objects b": 2,
+                "nos_ec_producer_quota_used_ratio bucket b": 1.0,
+                "nos_ec_producer_quota_used_ratio account ann": 0.5,
+                "nos_ec_producer_quota_used_ratio bucket c": 0.07,
+            }
+
+
 def shown(producer: ProducerService, system: System) -> dict[str, object]:
     """The metrics of metered buckets, with their labels."""
     held = producer._held_slots
@@ -246,5 +326,5 @@ def shown(producer: ProducerService, system: System) -> dict[str, object]:
     return {
         " ".join((one.metric.name, *one.labels)): one.value
         for one in found
-        if one.metric in (METERED_BUCKETS, BUCKET_BYTES, BUCKET_OBJECTS)
+        if one.metric in (METERED_BUCKETS, BUCKET_BYTES, BUCKET_OBJECTS, QUOTA_USED_RATIO)
     }

@@ -415,7 +415,7 @@ def test_a_member_that_has_not_joined_is_looked_at_sooner(monkeypatch: pytest.Mo
     watch, looks_s = stall_watch.StallWatch(topic, 300), []
     while now_s[0] < 200:
         now_s[0] += 1
-        if watch.may_look(owns=owns):
+        if watch.check_is_due(owns=owns):
             looks_s.append(now_s[0])
     assert looks_s[:2] == ([90, 180] if owns else [30, 60])
 

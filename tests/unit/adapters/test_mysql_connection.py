@@ -70,7 +70,7 @@ class Asked(MySqlConnection):
     def __init__(self, reader: Reader) -> None:
         super().__init__(defer_connect=True)
         self._rfile = reader
-        self._current_timeout = self._read_timeout
+        self._read_timeout = self._current_timeout = 1.0
 
     def _execute_command(self, command: int, statement: bytes) -> None:
         assert (command, statement) == (COMMAND.COM_QUERY, b"SELECT")
@@ -200,9 +200,47 @@ def test_a_known_server_that_does_not_greet_is_a_lost_connection() -> None:
     """Such an error is retried. It counted as the port of another protocol."""
     begun_s = time.monotonic()
     with another_protocol(b"") as port, pytest.raises(OperationalError) as caught:
-        MySqlConnection(host="127.0.0.1", port=port, user="user", read_timeout=600, greeting_s=0.2, is_known=True)
+        MySqlConnection(host="127.0.0.1", port=port, user="user", read_timeout=600, login_s=0.2)
     assert caught.value.args[0] == CR.CR_SERVER_LOST
     assert time.monotonic() - begun_s < 60, "a greeting is not waited for as long as a statement"
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("at_login_s", [3.0, 9.5])
+def test_the_steps_of_a_login_share_one_limit(monkeypatch: pytest.MonkeyPatch, at_login_s: float) -> None:
+    """Each used to have the limit of statements, a minute, once the server had greeted."""
+    clock, limits_s = Clock(), {}
+    monkeypatch.setattr(mysql_connection, "time", clock)
+
+    def connected(connection: Any, _sock: object) -> None:
+        clock.now_s += 2  # until the host answers
+        connection._get_server_information()
+        connection._request_authentication()
+
+    def greeted(connection: Any) -> None:
+        limits_s["greeting"] = connection._read_timeout
+        connection.server_version = "8.4.6"
+        clock.now_s = 1000 + at_login_s
+
+    def logged_in(connection: Any) -> None:
+        limits_s["login"] = connection._read_timeout, connection._write_timeout
+
+    monkeypatch.setattr(PyMySqlConnection, "connect", connected)
+    monkeypatch.setattr(PyMySqlConnection, "_get_server_information", greeted)
+    monkeypatch.setattr(PyMySqlConnection, "_request_authentication", logged_in)
+    connection = MySqlConnection(read_timeout=60, write_timeout=70, login_s=9)
+    left_s = max(9 - at_login_s, mysql_connection._INSTANT_S)
+    assert limits_s == {"greeting": 7, "login": (left_s, left_s)}
+    assert (connection._read_timeout, connection._write_timeout) == (60, 70), "the limits of statements"
 
 
 @pytest.mark.parametrize(("limit_s", "tries"), [(0.2, 1), (60, transactions.ATTEMPTS_MAX)])
@@ -213,9 +251,9 @@ def test_a_server_that_lets_connections_wait_is_not_tried_again(
     made: list[object] = []
 
     class Known(MySqlConnection):
-        def __init__(self, *args: Any, is_known: bool, **options: Any) -> None:
+        def __init__(self, *args: Any, greeting_s: float, **options: Any) -> None:
             made.append(self)
-            super().__init__(*args, is_known=True, **options)
+            super().__init__(*args, login_s=greeting_s, **options)
 
     monkeypatch.setattr(mysql_connection, "MySqlConnection", Known)
     monkeypatch.setattr(engine, "MYSQL_GREETING_S", 0.2)

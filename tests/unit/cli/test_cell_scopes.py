@@ -11,7 +11,8 @@ from nos_ec.cli.terminal.cells import _SCOPES
 BY_BUCKET = {"undelete", "put", "get", "rm", "ls", "stat", "s3 bucket create", "s3 bucket give", "s3 grant"}
 """Their buckets say which cell they are about."""
 WITHOUT_STORE = {"simulate packing", "simulate gc", "capacity", "demo", "config show"}
-OF_ALL_CELLS = {"api", "s3 serve", "s3 worker", "cells list", "cells rebuild-directory"}
+OF_ALL_CELLS = {"api", "console", "s3 serve", "s3 worker", "cells list", "cells create-wide", "cells rebuild-directory"}
+OF_SEVERAL_CELLS = {"cells move", "cells drain", "cells moves", "cells purge"}
 
 
 def words_of(group: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
@@ -24,6 +25,6 @@ def words_of(group: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
 
 def test_it_is_known_for_each_command_which_cells_it_is_about() -> None:
     commands = set(words_of(all_commands()))
-    others = BY_BUCKET | WITHOUT_STORE | OF_ALL_CELLS
+    others = BY_BUCKET | WITHOUT_STORE | OF_ALL_CELLS | OF_SEVERAL_CELLS
     assert commands == {*_SCOPES, *others}
     assert not others & _SCOPES.keys()

@@ -12,7 +12,16 @@ import pytest
 
 from nos_ec.core.errors import Corrupt
 from nos_ec.core.formats import dump_format
-from nos_ec.core.formats.dump_format import DumpEnd, DumpHead, DumpPage, dump_frames, read_dump, verify_dump
+from nos_ec.core.formats.dump_format import (
+    DumpEnd,
+    DumpHead,
+    DumpPage,
+    decode_payload,
+    dump_frames,
+    read_dump,
+    read_payloads,
+    verify_dump,
+)
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.engine.dump import dumper, rows
@@ -55,6 +64,22 @@ def test_a_dump_built_from_the_tables_is_read() -> None:
     assert isinstance(page, DumpPage)
     assert list(page.tuples(md5=..., object_id=...)) == [(b"\x01" * 16, 1), (b"\x02" * 16, 2)]
     assert end == DumpEnd(3, {"objects": 2})
+
+
+def test_payloads_are_the_pages() -> None:
+    raw = dumped()
+    pages = [decode_payload(payload) for payload in read_payloads(io.BytesIO(raw).read)]
+    assert [msgspec.msgpack.encode(page) for page in pages] == [msgspec.msgpack.encode(page) for page in PAGES]
+    assert list(read_payloads(io.BytesIO(dumped(pages=[])).read)) == []
+    for size in range(len(raw)):
+        with pytest.raises(Corrupt):
+            list(read_payloads(io.BytesIO(raw[:size]).read))
+    for at in range(len(raw)):
+        with pytest.raises(Corrupt):
+            list(read_payloads(io.BytesIO(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]).read))
+    (payload,) = read_payloads(io.BytesIO(dumped(pages=PAGES[:1])).read)
+    with pytest.raises(Corrupt, match="incomplete"):
+        decode_payload(payload[:-1])
 
 
 def test_it_is_read_in_pieces_of_any_size() -> None:

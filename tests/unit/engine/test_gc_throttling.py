@@ -16,7 +16,7 @@ from nos_ec.engine.gc.run.stop import RunStop, Stopped
 
 
 class InMemoryNotes:
-    """Notes in a dict. lose: so many stores in a row find that another process was faster."""
+    """Notes in a dict. lose: how many stores in a row find that another process was faster."""
 
     def __init__(self, lose: int = 0) -> None:
         self.texts: dict[str, str] = {}

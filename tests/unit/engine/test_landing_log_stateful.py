@@ -99,7 +99,7 @@ class LandingLogMachine(RuleBasedStateMachine):
     # --- PUT ------------------------------------------------------------------------------------------
     @rule(target=batches, who=st.integers(0, 1), sizes=SIZES, torn=st.none() | st.integers(0, 4000))
     def land(self, who: int, sizes: list[int], torn: int | None) -> object:
-        """Land a batch; if `torn` is given, its first append fails and leaves so many bytes."""
+        """Land a batch; if `torn` is given, its first append fails and leaves this many bytes."""
         process = self.processes[who]
         new = [
             NewCopy(ObjectKey("b", str(number)), data, google_crc32c.value(data))

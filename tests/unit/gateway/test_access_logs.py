@@ -74,6 +74,16 @@ def test_nothing_that_authenticates_a_request_is_in_the_log() -> None:
     assert b" SigV2 - QueryString " in old
 
 
+@pytest.mark.parametrize("start", [b"x-amz-", b"x-amz-copy-source-", b"X-Amz%2D"])
+def test_a_key_of_a_customer_in_a_url_is_not_in_the_log(start: bytes) -> None:
+    """Such a request is refused, or the key has no effect, but readers of the log could use the key."""
+    start += b"server-side-encryption-customer-"
+    query = b"?%balgorithm=A&%bkey=5ecret&%bkey-MD5=5ecret" % (start, start, start)
+    found = log_line(record_of(), request_of(b"/photos/k" + query), None, AT_MS, None, "1.1")
+    assert b"5ecret" not in found
+    assert b"customer-algorithm=" in found
+
+
 def test_no_field_ends_early_whatever_clients_send() -> None:
     nasty = b'"\r\n\x00 \xff' * 999
     headers = [(b"user-agent", nasty), (b"referer", nasty), (b"x-amz-decoded-content-length", nasty)]
@@ -105,6 +115,7 @@ def test_no_field_ends_early_whatever_clients_send() -> None:
 )
 def test_operations_have_the_names_of_s3(operation: str, method: str, name: str) -> None:
     assert operation_name(operation, method) == name
+    assert operation_name(operation, method, is_website=True) == name.replace("REST", "WEBSITE")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +249,53 @@ def test_a_target_that_is_away_is_tried_again_under_the_same_key(
         until(lambda: logs.delivered == 2)
     assert len({log.key for log in target.tried}) == 2
     assert (logs.dropped, logs._bytes) == (0, {})
+
+
+def test_a_target_that_is_away_gets_one_attempt_for_all_its_sources(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt may last until a time-out, and all targets share a thread."""
+    monkeypatch.setattr(log_batches, "BATCH_AGE_MS", 0)
+    monkeypatch.setattr(log_batches, "RETRY_MS_MIN", 60_000)
+    target.errors["logs"] = Transient("away")
+    with logs_of(target.store) as logs:
+        for number in range(50):
+            add(logs, record_of(f"photos-{number}"))
+        until(lambda: target.tried)
+        add(logs, record_of("videos", LogTarget("others", "")))
+        until(lambda: logs.delivered == 1)
+        assert [log.target for log in target.tried] == ["logs", "others"]
+        target.errors.clear()
+    assert (logs.delivered, logs.dropped, logs._failing) == (51, 0, {})
+
+
+def test_at_the_end_targets_that_are_away_come_last(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is little time then, which they may use up."""
+    monkeypatch.setattr(log_batches, "RETRY_MS_MIN", 60_000)
+    monkeypatch.setattr(log_batches, "BATCH_BYTES_MAX", 0)
+    target.errors["logs"] = Transient("away")
+    with logs_of(target.store) as logs:
+        add(logs)
+        until(lambda: target.tried)
+        monkeypatch.setattr(log_batches, "BATCH_BYTES_MAX", 1 << 20)
+        for number in range(5):
+            add(logs, record_of(f"photos-{number}"))
+        add(logs, record_of("videos", LogTarget("others", "")))
+    assert [log.target for log in target.tried] == ["logs", "others", *["logs"] * 6]
+    assert (logs.delivered, logs.dropped) == (1, 6)
+
+
+def test_lines_that_are_too_old_need_no_attempt_of_their_own(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_batches, "BATCH_AGE_MS", 0)
+    monkeypatch.setattr(log_batches, "GIVE_UP_MS", 300)
+    monkeypatch.setattr(log_batches, "RETRY_MS_MIN", 400)
+    target.errors["logs"] = Transient("away")
+    with logs_of(target.store) as logs:
+        for number in range(50):
+            add(logs, record_of(f"photos-{number}"))
+        until(lambda: logs.dropped == 50)
+        assert len(target.tried) <= 3
+        assert not logs._bytes
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def server(listener: socket.socket, counts: ConnectionCounts, number: int) -> We
 
 @contextmanager
 def connected(listener: socket.socket, count: int) -> Iterator[list[socket.socket]]:
-    """So many connections, opened at once and kept."""
+    """This many connections, opened at once and kept."""
     with ExitStack() as stack:
         yield [stack.enter_context(socket.create_connection(listener.getsockname(), WAIT_S)) for _ in range(count)]
 

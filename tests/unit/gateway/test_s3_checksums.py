@@ -22,7 +22,7 @@ from nos_ec.s3.checksums import (
     expected_of,
     in_base64,
     joined,
-    running,
+    new_digest,
     type_of_upload,
 )
 from nos_ec.s3.errors import S3Error
@@ -37,7 +37,7 @@ def request(headers: dict[str, str]) -> Request:
 
 
 def digest_of(algorithm: Algorithm, data: bytes) -> bytes:
-    digest = running(algorithm)
+    digest = new_digest(algorithm)
     digest.update(data)
     return digest.digest()
 

@@ -221,6 +221,9 @@ def test_a_key_that_the_action_does_not_have_is_missing() -> None:
         ("s3:PutObject", "s3:x-amz-copy-source", True),
         ("s3:PutObject", "s3:x-amz-server-side-encryption", True),
         ("s3:GetObject", "s3:x-amz-server-side-encryption", False),
+        ("s3:PutObject", "s3:x-amz-server-side-encryption-aws-kms-key-id", True),
+        ("s3:PutObject", "s3:x-amz-server-side-encryption-customer-algorithm", True),
+        ("s3:GetObject", "s3:x-amz-server-side-encryption-customer-algorithm", False),
         ("s3:GetObject", "s3:VersionId", False),
         ("s3:GetObjectVersion", "s3:VersionId", True),
         ("s3:GetObject", AGENT, True),
@@ -425,7 +428,7 @@ def test_tags_that_are_not_known_yet(
     statements: list[dict[str, Any]], before: Verdict, with_b: Verdict, without: Verdict
 ) -> None:
     policy = read(*statements)
-    for tag, verdict in ((Unsure.TAGS, before), ("b", with_b), (MISSING, without)):
+    for tag, verdict in ((Unsure.LATER, before), ("b", with_b), (MISSING, without)):
         assert policy.verdict("ann", "s3:GetObject", "photos/b", Told({TAG: tag})) is verdict
 
 

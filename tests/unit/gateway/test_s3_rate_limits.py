@@ -6,7 +6,7 @@ import pytest
 
 from nos_ec.core.errors import Transient
 from nos_ec.core.quotas.quota import RATE_LEASE_PREFIX, Quota, account_record, encode
-from nos_ec.gateway.server.rate_limits import COUNT_MS, KNOWN_MS, LEASE_MS, RateLimits
+from nos_ec.gateway.server.rate_limits import COUNT_MS, KNOWN_MS, LEASE_MS, LISTED_MAX, RateLimits
 from nos_ec.ports.metadata import AccessKey, KeyState, Lease
 from nos_ec.s3.errors import S3Error
 from tests.rig.fakes.clock import SetClock
@@ -19,7 +19,7 @@ class Metadata:
         self.quotas: dict[str, bytes] = {}
         self.leases: dict[str, Lease] = {}
         self.reads = 0
-        self.fails = False
+        self.fails = self.is_unreadable = False
 
     def limit(self, account: str, **rates: int) -> None:
         self.quotas[account_record(account)] = encode(Quota(**rates))
@@ -28,6 +28,17 @@ class Metadata:
         self.reads += 1
         body = self.quotas.get(name)
         return None if body is None else AccessKey(name, "ann", body, KeyState.DISABLED, 1)
+
+    def access_keys(self, after: str, limit: int) -> list[AccessKey]:
+        self.reads += 1
+        if self.is_unreadable:
+            raise Transient("away")
+        names = [*self.quotas, "nos_ec:ring"]
+        others = [AccessKey(name, "ann", b"?", KeyState.ACTIVE, 1) for name in ("AKIA", "nos_ec:other", "zoe")]
+        found = [AccessKey(name, "ann", self.quotas.get(name, b""), KeyState.DISABLED, 1) for name in names]
+        return sorted((one for one in [*found, *others] if one.access_key > after), key=lambda one: one.access_key)[
+            :limit
+        ]
 
     def acquire_leases(self, names: list[str], now_ms: int, ttl_ms: int) -> list[Lease]:
         if self.fails:
@@ -64,7 +75,7 @@ def process(metadata: Metadata, clock: SetClock, name: str = "1") -> RateLimits:
 
 
 def admitted(limits: RateLimits, tries: int, received: int = 0) -> int:
-    """How many of so many requests of ann are admitted."""
+    """How many of this many requests of ann are admitted."""
     count = 0
     for _ in range(tries):
         try:
@@ -85,6 +96,71 @@ def test_an_account_without_rates_is_not_limited(metadata: Metadata, clock: SetC
     clock.advance(KNOWN_MS)
     assert admitted(limits, 10) == 10
     assert metadata.reads == 2
+    for number in range(50):
+        limits.admit(f"other-{number}", 1)
+    assert metadata.reads == 2, "all quotas are read at once"
+
+
+def test_if_many_accounts_have_quotas_they_are_looked_up_one_by_one(metadata: Metadata, clock: SetClock) -> None:
+    for number in range(LISTED_MAX + 1):
+        metadata.limit(f"a{number}", requests_per_s=2)
+    metadata.limit("ann", requests_per_s=3)
+    limits = process(metadata, clock)
+    assert admitted(limits, 10) == 3
+    limits.admit("unlimited", 1)
+    limits.admit("unlimited", 1)
+    assert metadata.reads == 3
+    clock.advance(KNOWN_MS)
+    limits.admit("unlimited", 1)
+    assert metadata.reads == 5
+
+
+def test_what_is_not_limited_makes_no_debt(metadata: Metadata, clock: SetClock) -> None:
+    metadata.limit("ann", bytes_per_s=10**9)
+    limits = process(metadata, clock)
+    assert admitted(limits, 1000) == 1000
+    metadata.limit("ann", requests_per_s=10)
+    clock.advance(KNOWN_MS)
+    assert admitted(limits, 30, 10**12) == 10
+    metadata.limit("ann", bytes_per_s=10)
+    clock.advance(KNOWN_MS)
+    assert admitted(limits, 1) == 1
+
+
+def test_rates_that_cannot_be_read_stay_as_they_were(metadata: Metadata, clock: SetClock) -> None:
+    metadata.limit("ann", requests_per_s=2)
+    limits = process(metadata, clock)
+    assert admitted(limits, 5) == 2
+    metadata.is_unreadable = True
+    metadata.quotas.clear()
+    clock.advance(KNOWN_MS)
+    assert admitted(limits, 5) == 2
+
+
+@pytest.mark.parametrize("jump_ms", [-86_400_000, 86_400_000])
+def test_a_clock_that_jumps_stops_no_account_and_gives_it_no_more(
+    jump_ms: int, metadata: Metadata, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata.limit("ann", requests_per_s=10)
+    limits = process(metadata, clock)
+    assert admitted(limits, 30) == 10
+    before_ms = clock.now_ms()
+    monkeypatch.setattr(clock, "now_ms", lambda: before_ms + jump_ms)
+    assert admitted(limits, 30) <= 10
+    monkeypatch.setattr(clock, "now_ms", lambda: before_ms + jump_ms + 500)
+    assert admitted(limits, 30) <= 5
+    monkeypatch.setattr(clock, "now_ms", lambda: before_ms + jump_ms + 1500)
+    assert admitted(limits, 30) == 10
+
+
+def test_a_process_that_ended_while_its_clock_was_ahead_takes_no_share(metadata: Metadata, clock: SetClock) -> None:
+    metadata.limit("ann", requests_per_s=10)
+    name = f"{RATE_LEASE_PREFIX}dead"
+    metadata.leases[name] = Lease(name, 1, clock.now_ms() + 86_400_000)
+    limits = process(metadata, clock)
+    admitted(limits, 1)
+    clock.advance(1000)
+    assert admitted(limits, 30) == 10
 
 
 def test_requests_are_limited_to_the_rate(metadata: Metadata, clock: SetClock) -> None:

@@ -45,6 +45,22 @@ def test_a_whole_configuration() -> None:
 
 
 @pytest.mark.parametrize(
+    ("redirect", "location"),
+    [
+        (Redirect(prefix="#!/"), "http://h/#!/a%20b%3Fc"),
+        (Redirect("r.example", prefix="resize?key="), "http://r.example/resize?key=a%20b%3Fc"),
+        (Redirect(key="x?a=b&c=%2F#d e"), "http://h/x?a=b&c=%2F#d%20e"),
+        (Redirect(key="100%\r\nX: y\u00fc"), "http://h/100%25%0D%0AX:%20y%C3%BC"),
+        (Redirect(), "http://h/docs/a%20b%3Fc"),
+    ],
+)
+def test_replacements_are_parts_of_urls_and_keys_are_not(redirect: Redirect, location: str) -> None:
+    assert redirect.location("http", "h", "docs/a b?c", "docs/") == location
+    query = "" if "?" in location or "#" in location else '?a=%2F&b="'.replace('"', "%22")
+    assert redirect.location("http", "h", "docs/a b?c", "docs/", b'a=%2F&b="') == location + query
+
+
+@pytest.mark.parametrize(
     ("inside", "code"),
     [
         ("", "InvalidArgument"),
@@ -53,26 +69,21 @@ def test_a_whole_configuration() -> None:
         ("<IndexDocument><Suffix>a/b</Suffix></IndexDocument>", "InvalidArgument"),
         ("<IndexDocument><Suffix></Suffix></IndexDocument>", "InvalidArgument"),
         (INDEX + "<ErrorDocument/>", "InvalidArgument"),
-        (INDEX + "<RedirectAllRequestsTo><HostName>a</HostName></RedirectAllRequestsTo>", "InvalidArgument"),
+        (INDEX + "<RedirectAllRequestsTo><HostName>a</HostName></RedirectAllRequestsTo>", "MalformedXML"),
         ("<RedirectAllRequestsTo/>", "MalformedXML"),
         ("<RedirectAllRequestsTo><HostName>a b</HostName></RedirectAllRequestsTo>", "InvalidArgument"),
         (rules(), "InvalidRequest"),
         (rules("<Condition/><Redirect><HostName>a</HostName></Redirect>"), "MalformedXML"),
         (rules("<Redirect/>"), "MalformedXML"),
         (rules(*["<Redirect><HostName>a</HostName></Redirect>"] * 51), "InvalidRequest"),
-        (rules("<Redirect><Protocol>ftp</Protocol></Redirect>"), "InvalidArgument"),
-        (rules("<Redirect><HttpRedirectCode>200</HttpRedirectCode></Redirect>"), "InvalidArgument"),
-        (rules("<Redirect><HttpRedirectCode>304</HttpRedirectCode></Redirect>"), "InvalidArgument"),
+        (rules("<Redirect><Protocol>ftp</Protocol></Redirect>"), "InvalidRequest"),
         (
-            rules("<Redirect><ReplaceKeyWith>a</ReplaceKeyWith><ReplaceKeyPrefixWith/></Redirect>"),
+            "<RedirectAllRequestsTo><HostName>a</HostName><Protocol>ftp</Protocol></RedirectAllRequestsTo>",
             "InvalidRequest",
         ),
         (
-            rules(
-                "<Condition><HttpErrorCodeReturnedEquals>302</HttpErrorCodeReturnedEquals></Condition>"
-                "<Redirect><HostName>a</HostName></Redirect>"
-            ),
-            "InvalidArgument",
+            rules("<Redirect><ReplaceKeyWith>a</ReplaceKeyWith><ReplaceKeyPrefixWith/></Redirect>"),
+            "InvalidRequest",
         ),
     ],
 )
@@ -80,6 +91,39 @@ def test_bad_configurations(inside: str, code: str) -> None:
     with pytest.raises(S3Error) as caught:
         parsed(inside)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        *((status, "InvalidRequest") for status in ("200", "300", "304", "305", "306", "309", "399", "3010", "0")),
+        *((status, "MalformedXML") for status in ("", "3xx", "-301", "\u0663\u0660\u0661", "1" * 10)),
+    ],
+)
+def test_statuses_of_redirects(text: str, code: str) -> None:
+    """Those that make a client ask elsewhere; a gateway could not even send 309."""
+    for status in (301, 302, 303, 307, 308):
+        found = parsed(rules(f"<Redirect><HttpRedirectCode>{status}</HttpRedirectCode></Redirect>"))
+        assert found.rules[0].redirect.status == status
+    with pytest.raises(S3Error, match=code):
+        parsed(rules(f"<Redirect><HttpRedirectCode>{text}</HttpRedirectCode></Redirect>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        *((status, "InvalidRequest") for status in ("200", "302", "399", "418", "499", "506", "599", "4040")),
+        *((status, "MalformedXML") for status in ("", "4xx", "not found")),
+    ],
+)
+def test_statuses_of_conditions(text: str, code: str) -> None:
+    def of(status: object) -> Website:
+        condition = f"<Condition><HttpErrorCodeReturnedEquals>{status}</HttpErrorCodeReturnedEquals></Condition>"
+        return parsed(rules(f"{condition}<Redirect><HostName>a</HostName></Redirect>"))
+
+    assert [of(status).rules[0].status for status in (400, 403, 404, 416, 500, 503)] == [400, 403, 404, 416, 500, 503]
+    with pytest.raises(S3Error, match=code):
+        of(text)
 
 
 @pytest.mark.parametrize("good", ["/", "/a%20b", "http://a/", "https://a.b/c?d#e"])

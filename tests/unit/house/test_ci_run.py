@@ -75,6 +75,7 @@ def test_the_fresh_machine_does_the_part_of_the_day_or_all(tmp_path: Path, whole
 
 COMMANDS = {
     "tests/fresh_package.sh": "",
+    "tests/demo_console.py": "",
     "tests/deploy_machine.py": "",
     "bin/make": "",
     ".venv/bin/nos-ec": "cat README.md",

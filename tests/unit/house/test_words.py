@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,22 +20,41 @@ SYMPTOMS = {
     "say after, or name the place": r"(?<!lags )(?<!far )"
     r"\bbehind (?!the clock|a proxy|its target)(the|its?|them|all|one|an?|that)\b",
     "say next to, in addition to, or while it runs": r"\bbeside (the|its?|them|others|a|an|each|one|work)\b",
+    "say this many, or name the number": r"\bso many (?!that\b|\w+ are missing that\b)",
     "say continues": r"\bgo(es)? on\b(?! (a|the|disk)\b)",
 }
 """{advice: pattern}, which ignores case and line breaks."""
+TEXT = re.compile(
+    r"#[^\n]*|[rbf]{0,2}(?:"
+    r'"{3}(?:\\.|[^\\])*?"{3}|\'{3}(?:\\.|[^\\])*?\'{3}|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')',
+    re.DOTALL | re.IGNORECASE,
+)
+"""A comment or a string. Python's `tokenize` finds the same ones in five times the time."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, text) for each string, with its continuations on further lines, and each run of comment lines."""
-    kind, first, parts = 0, 0, list[str]()
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == kind:
-            parts.append(token.string)
-        elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+    source = path.read_text()
+    first = end = 0
+    parts: list[str] = []
+    for found in TEXT.finditer(source):
+        if parts and (found[0][0] == "#") is (parts[0][0] == "#") and not source[end : found.start()].strip(" \t\n\\"):
+            parts.append(found[0])
+        else:
             if parts:
-                yield first, re.sub(r"\s+", " ", "".join(part.strip("# \"'frb\n") + " " for part in parts)).strip()
-            is_text = token.type in (tokenize.COMMENT, tokenize.STRING)
-            kind, first, parts = (token.type, token.start[0], [token.string]) if is_text else (0, 0, [])
+                yield _line(source, first), _joined(parts)
+            first, parts = found.start(), [found[0]]
+        end = found.end()
+    if parts:
+        yield _line(source, first), _joined(parts)
+
+
+def _line(source: str, position: int) -> int:
+    return source.count("\n", 0, position) + 1
+
+
+def _joined(parts: list[str]) -> str:
+    return re.sub(r"\s+", " ", "".join(part.strip("# \"'frb\n") + " " for part in parts)).strip()
 
 
 def symptoms(text: str) -> Iterator[str]:
@@ -66,6 +83,7 @@ def test_texts_use_the_words_of_the_field() -> None:
         "the bytes behind the header",
         "runs beside the store",
         "GC goes on",
+        "At most so many bytes are read.",
     ],
 )
 def test_the_check_finds_what_it_looks_for(text: str) -> None:

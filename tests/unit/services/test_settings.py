@@ -304,7 +304,23 @@ def test_websites_have_domains_of_their_own(file: Path) -> None:
     file.write_text("[s3]\ndomains = 'a.example, B.example'\nwebsite_domains = 'web.example, b.example'\n")
     (problem,) = check_settings(file, {})
     assert problem.setting == "s3.website_domains"
-    assert "b.example is also one of s3.domains" in problem.text
+    assert "b.example is, or contains, b.example of s3.domains" in problem.text
+    file.write_text("[s3]\ndomains = 's3.web.example'\nwebsite_domains = 'web.example'\n")
+    (problem,) = check_settings(file, {})
+    assert "web.example is, or contains, s3.web.example of s3.domains" in problem.text
+    file.write_text("[s3]\ndomains = 'example.org'\nwebsite_domains = 'web.example.org, xn--fr-xka.example'\n")
+    assert not list(check_settings(file, {}))
+
+
+@pytest.mark.parametrize(
+    "domain", ["*.example.org", ".example.org", "example.org.", "example.org:80", "http://a", "für"]
+)
+@pytest.mark.parametrize("name", ["domains", "website_domains"])
+def test_a_domain_that_no_host_could_match_is_refused(file: Path, name: str, domain: str) -> None:
+    file.write_text(f"[s3]\n{name} = 'example.com, {domain}'\n")
+    (problem,) = check_settings(file, {})
+    assert problem.setting == f"s3.{name}"
+    assert f"{domain}' is not allowed; use domains such as s3.example.com" in problem.text
 
 
 def test_every_problem_is_named_with_its_place(file: Path) -> None:

@@ -1,6 +1,6 @@
-"""Reads a block of the embedded block store from the shards that hold the range, or else by decoding.
+"""Reads ranges of a block of the embedded block store: from the shards that hold the range, or else by decoding.
 
-Invariant kept here: each page is verified before its bytes are returned or used in decoding.
+Each page is verified before its bytes are returned or used in decoding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from nos_ec.core.ids import BlockId
 
 
 class BlockReader:
-    """The reads of one call. Opens each shard when it is first needed, and counts the cost of the reads."""
+    """Reads one block during one call of the block store. Opens each shard when it is first needed. Counts the reads of
+    shards, the bytes of these reads, and the ranges that had to be decoded (`degraded_reads`)."""
 
     def __init__(self, folders: ShardFolders, layout: ShardLayout, coder: StripeCoder, block_id: BlockId) -> None:
         self._folders = folders
@@ -42,7 +43,12 @@ class BlockReader:
                 file.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return one range. Reads whole pages, only from the shards that hold the range unless pages are bad."""
+        """Return `length` bytes of the block, from the byte `offset`. Reads whole pages. Shards without a part of the
+        range are read only if pages are bad.
+
+        Raises ValueError for a negative argument; Corrupt if the range is past the end or too many shards are lost or
+        damaged; NotFound if the block does not exist; Transient if its shards cannot be reached now.
+        """
         if offset < 0 or length < 0:
             raise ValueError(f"range of {length} bytes at {offset}")
         if offset + length > self._geometry.block_size:
@@ -62,8 +68,8 @@ class BlockReader:
         return self._assemble(columns, offset, length)
 
     def _columns(self, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yields each data shard that holds part of a range, with the number of its first page there and the page
-        count. A range that is contiguous in the block is contiguous in each shard."""
+        """Yield (shard, number of the first page, number of pages) for each data shard that holds a part of a range. A
+        range that is contiguous in the block is contiguous in each shard."""
         k, chunk = self._geometry.k, self._geometry.chunk_size
         first_chunk, last_chunk = offset // chunk, (offset + length - 1) // chunk
         for column in range(k):
@@ -77,7 +83,7 @@ class BlockReader:
             yield column, start // PAGE, -(-end // PAGE) - start // PAGE
 
     def _fetch(self, shard: int, first: int, count: int) -> Pages:
-        """Read pages of a shard. All of them are bad when the shard is lost."""
+        """Read `count` pages of a shard. All of them are marked as bad if the shard is lost or unreachable."""
         if shard not in self._files:
             self._files[shard] = self._opened(shard)
         file = self._files[shard]
@@ -111,7 +117,7 @@ class BlockReader:
     # --- degraded reads -------------------------------------------------------------------------------
 
     def _repaired(self, columns: Mapping[int, Pages]) -> dict[int, Pages]:
-        """Return the same pages, with the bad ones decoded. Raises the errors of `_lost`."""
+        """Return the same pages, with the bad ones replaced by decoded ones. Raises the errors of `_lost`."""
         data = {column: bytearray(pages.data) for column, pages in columns.items()}
         for window, decoded in self._decoded(columns):
             for column, pages in columns.items():
@@ -121,10 +127,10 @@ class BlockReader:
         return {column: pages._replace(data=data[column], bad=frozenset()) for column, pages in columns.items()}
 
     def _decoded(self, columns: Mapping[int, Pages]) -> Iterator[tuple[range, list[bytes]]]:
-        """Yields ranges of page numbers with the decoded bytes of these pages.
+        """Yield ranges of page numbers, each with the decoded bytes of these pages for all k data shards.
 
-        For each stripe, the range runs from its first to its last bad page if k shards have all of these pages, as is
-        the case when whole shards are lost. When damage is scattered, each bad page is decoded separately.
+        The bad pages of a stripe are decoded together, from the first to the last, if k shards have that whole range,
+        as when whole shards are lost. If damage is scattered, each bad page is decoded separately.
         """
         stripes: dict[int, set[int]] = {}
         for pages in columns.values():
@@ -177,6 +183,7 @@ class BlockReader:
         )
 
     def _refuse_missing(self) -> None:
+        """Raise NotFound if the block does not exist, Transient if that cannot be known now."""
         with ExitStack() as stack:
             found, unreachable = self._folders.open(stack, self._block_id, write=False)
             if found or len(unreachable) <= self._geometry.m:

@@ -1,6 +1,6 @@
 """Reads all shards of one sealed block in parallel, a few pages of each at a time.
 
-9  The memory holds at most WINDOW_PAGES of each shard, and the data computed from them.
+At most WINDOW_PAGES pages of each shard, and the data computed from them, are in memory (9 of docs/INVARIANTS.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ RateLimit = Callable[[int], object]
 
 @dataclass
 class BlockWindows:
-    """The windows of a block, and the decoding of one window. Counts the bytes that were read."""
+    """Divides a block into windows, and reads and decodes one window at a time. `stripes` counts the stripes of the
+    block, and `read_bytes` the bytes read so far."""
 
     _layout: ShardLayout
     _coder: StripeCoder
@@ -31,18 +32,17 @@ class BlockWindows:
     _rate_limit: RateLimit
     read_bytes: int = field(default=0, init=False)
     refused: bool = field(default=False, init=False)
-    """True if a disk did not return the requested pages. It may return them later."""
+    """True if a disk has failed to return pages. A later attempt may succeed."""
 
     def windows(self) -> Iterator[tuple[int, int]]:
-        """Yields the windows of a shard: the number of the first page and the number of pages. A window lies in one
-        stripe."""
+        """Yield the windows of a shard as (number of the first page, number of pages). A window lies in one stripe."""
         chunk = self._layout.chunk_pages
         for start in range(0, self.stripes * chunk, chunk):
             for first in range(start, start + chunk, WINDOW_PAGES):
                 yield first, min(WINDOW_PAGES, start + chunk - first)
 
     def read_pages(self, file: ShardFile, first: int, count: int) -> Pages:
-        """Return pages of a shard. All are bad when its disk does not return them."""
+        """Return `count` pages of a shard. All of them are marked as bad if its disk does not return them."""
         try:
             pages = file.read_pages(first, count)
         except OSError:
@@ -52,8 +52,8 @@ class BlockWindows:
         return pages
 
     def decoded(self, pages: Mapping[int, Pages], first: int, count: int) -> list[bytes] | None:
-        """Return these pages of the k data shards, decoded from k shards that have all of them good; None if there are
-        fewer such shards."""
+        """Return these pages of the k data shards, decoded from k shards in which all of these pages are good. Returns
+        None if fewer than k shards have them."""
         parts: dict[int, bytes] = {}
         for shard, one in pages.items():
             part = one.part(first, count)

@@ -117,9 +117,10 @@ class ShardFolders:
         """Yields the files of all reachable shards. A folder that cannot be read counts as lost, whatever the reason;
         its error is added to `unreachable`."""
         for shard in self.shards:
+            folder = os.fspath(self.folder(shard))
             for digit in FAN_OUT:
                 try:
-                    with os.scandir(self.folder(shard) / digit) as entries:
+                    with os.scandir(f"{folder}/{digit}") as entries:
                         yield from entries
                 except OSError as error:
                     _refuse_exhausted(self.folder(shard), error)

@@ -53,8 +53,8 @@ class RadosOptions:
 
 
 _LAGGY_S_MAX, _LAGGY_SHARE = 2, 4
-"""When an operation takes longer than the first, in seconds, or than its time limit divided by the second (whichever is
-shorter), librados requests a newer map of the OSDs from the monitors, and repeats this at the same interval. So an
+"""When an operation takes longer than _LAGGY_S_MAX seconds, or than its time limit divided by _LAGGY_SHARE (whichever
+is shorter), librados requests a newer map of the OSDs from the monitors, and repeats this at the same interval. So an
 operation that an OSD dropped, because its placement group moved or its pool was deleted, is sent elsewhere or fails
 with the reason. With Ceph's own settings, this would begin after 10 s, when the time limit is used up."""
 

@@ -42,11 +42,21 @@ from sqlalchemy import (
 
 from nos_ec.adapters.sql.blocks import leases
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
+from nos_ec.adapters.sql.tables.gate import NUMBER, Gate
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed
 from nos_ec.adapters.sql.tables.rows import OBJECT_COLUMNS, by_index, delete_listed, object_row
-from nos_ec.adapters.sql.tables.schema import LANDING_DELETIONS, LANDING_SEGMENTS, OBJECTS, WAITING
+from nos_ec.adapters.sql.tables.schema import COUNTERS, LANDING_DELETIONS, LANDING_SEGMENTS, OBJECTS, WAITING
 from nos_ec.core.errors import Conflict
-from nos_ec.core.ids import SEGMENT_ID_BYTES, LandingId, SegmentId, ids_in_segment, in_log, log_of, segment_of
+from nos_ec.core.ids import (
+    SEGMENT_ID_BYTES,
+    LandingId,
+    ObjectKey,
+    SegmentId,
+    ids_in_segment,
+    in_log,
+    log_of,
+    segment_of,
+)
 from nos_ec.core.states import SegmentEvent, SegmentState, advance_segment
 from nos_ec.ports.metadata import Lease, ObjectRow, SegmentRow
 
@@ -110,6 +120,13 @@ RECORDED_IN = (
     .order_by(_G.segment_id)
 )
 LOCK_STATE = select(_G.state).where(_G.segment_id == bindparam("segment", type_=_ID)).with_for_update(read=True)
+LOCK_STATE_IN_CELL = (
+    select(_G.state, COUNTERS.c.value)
+    .join_from(LANDING_SEGMENTS, COUNTERS, COUNTERS.c.name == NUMBER)
+    .where(_G.segment_id == bindparam("segment", type_=_ID))
+    .with_for_update(read=True)
+)
+"""Locks the number of the gate as well."""
 STATES = select(_G.segment_id, _G.state).join_from(_IDS.table, LANDING_SEGMENTS, _G.segment_id == _IDS["id"])
 
 
@@ -196,6 +213,22 @@ def lock_open(connection: Connection, landing_ids: Iterable[LandingId]) -> froze
     """
     of_these = sorted({segment_of(landing_id) for landing_id in landing_ids if in_log(landing_id)})
     states = {segment: connection.execute(LOCK_STATE, {"segment": segment}).scalar() for segment in of_these}
+    return frozenset(segment for segment, state in states.items() if state is _OPEN)
+
+
+def lock_open_in_cell(
+    connection: Connection, landing_ids: Iterable[LandingId], gate: Gate, keys: Iterable[ObjectKey]
+) -> frozenset[SegmentId]:
+    """Like `lock_open`, in a cell, for a transaction that changes these keys. The first segment is locked together
+    with the number of the gate. Raises what `Gate.admit` raises."""
+    of_these = sorted({segment_of(landing_id) for landing_id in landing_ids if in_log(landing_id)})
+    first = connection.execute(LOCK_STATE_IN_CELL, {"segment": of_these[0]}).first() if of_these else None
+    if first is None:
+        gate.require(connection, keys)
+        return lock_open(connection, landing_ids)
+    gate.admit(connection, first.value, keys)
+    states = {segment: connection.execute(LOCK_STATE, {"segment": segment}).scalar() for segment in of_these[1:]}
+    states[of_these[0]] = first.state
     return frozenset(segment for segment, state in states.items() if state is _OPEN)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from nos_ec.adapters.sql.objects import object_rows, usage, versions
 from nos_ec.adapters.sql.objects.outbox import NotifyingPart
 from nos_ec.adapters.sql.tables.base import reads
+from nos_ec.adapters.sql.tables.gate import served_among
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, looked_up
 from nos_ec.adapters.sql.tables.rows import LIVE, by_index, delete_listed
 from nos_ec.adapters.sql.tables.schema import BUCKET_DOCUMENTS, BUCKET_GRANTS, BUCKETS, OBJECTS, utf8
@@ -73,21 +74,17 @@ class SqlBuckets(NotifyingPart):
         self._access_changed(AccessOf.BUCKET, name)
 
     def create_bucket(self, name: str, owner: str, acl: CannedAcl, now_ms: int) -> bool:
-        done = self._write(_create_bucket, name, owner, acl, now_ms, meters=self._transactions.meter is not None)
+        done = self._change_buckets(
+            [name], _create_bucket, name, owner, acl, now_ms, meters=self._transactions.meter is not None
+        )
         self._changed(name)
         return done
 
-    @reads
-    def bucket(self, connection: Connection, name: str) -> BucketRow | None:
-        row, deleted = _row_of(connection.execute(FIND, {"bucket": name}).first())
-        if row is not None and not deleted:
-            return row
-        if not _holds_object(connection, name):
-            return None
-        return row or BucketRow(name, ROOT_ACCOUNT, 0)
+    def bucket(self, name: str) -> BucketRow | None:
+        return self._read_in(name, _bucket, name)
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
-        done = self._write(_delete_bucket, name, now_ms)
+        done = self._change_buckets([name], _delete_bucket, name, now_ms)
         self._changed(name)
         return done
 
@@ -96,35 +93,34 @@ class SqlBuckets(NotifyingPart):
         found: list[BucketRow] = []
         while len(found) < limit:
             page, after = _own_page(connection, owner, after, limit)
+            if self._gate is not None:
+                served = set(served_among(connection, [row.name for row in page]))
+                page = [row for row in page if row.name in served]
             found += page
             if not after:
                 break
         return found[:limit]
 
     def set_bucket_owner(self, name: str, owner: str, now_ms: int) -> bool:
-        done = self._write(_set_bucket_owner, name, owner, now_ms, meters=self._transactions.meter is not None)
+        done = self._change_buckets(
+            [name], _set_bucket_owner, name, owner, now_ms, meters=self._transactions.meter is not None
+        )
         self._changed(name)
         return done
 
     def set_bucket_acl(self, name: str, acl: CannedAcl, now_ms: int, grants: bytes | None = None) -> bool:
-        done = self._write(_set_bucket_acl, name, acl, now_ms, grants)
+        done = self._change_buckets([name], _set_bucket_acl, name, acl, now_ms, grants)
         self._changed(name)
         return done
 
-    @reads
-    def bucket_document(self, connection: Connection, name: str, kind: DocumentKind) -> bytes | None:
-        body: bytes | None = connection.execute(select(_D.body).where(_D.bucket == name, _D.kind == kind)).scalar()
-        return body
+    def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
+        return self.bucket_documents(name, [kind]).get(kind)
 
-    @reads
-    def bucket_documents(
-        self, connection: Connection, name: str, kinds: Collection[DocumentKind]
-    ) -> dict[DocumentKind, bytes]:
-        found = connection.execute(select(_D.kind, _D.body).where(_D.bucket == name, _D.kind.in_(kinds)))
-        return {row.kind: row.body for row in found}
+    def bucket_documents(self, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
+        return self._read_in(name, _documents, name, kinds)
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
-        done = self._write(_set_bucket_document, name, kind, body, now_ms)
+        done = self._change_buckets([name], _set_bucket_document, name, kind, body, now_ms)
         self._changed(name)
         return done
 
@@ -136,13 +132,12 @@ class SqlBuckets(NotifyingPart):
         return [(name, body) for name, body in connection.execute(found)]
 
     def grant(self, name: str, account: str, rights: Rights, now_ms: int) -> bool:
-        done = self._write(_grant, name, account, rights, now_ms)
+        done = self._change_buckets([name], _grant, name, account, rights, now_ms)
         self._changed(name)
         return done
 
-    @reads
-    def grants(self, connection: Connection, name: str) -> dict[str, Rights]:
-        return _grants_of(connection, [name]).get(name, {})
+    def grants(self, name: str) -> dict[str, Rights]:
+        return self._read_in(name, _grants_of, [name]).get(name, {})
 
     @reads
     def bucket_records(self, connection: Connection, after: str, limit: int) -> list[BucketRecord]:
@@ -155,7 +150,21 @@ class SqlBuckets(NotifyingPart):
 
     def restore_buckets(self, records: Sequence[BucketRecord]) -> None:
         if records:
-            self._write(_restore_buckets, records)
+            self._change_buckets([one.row.name for one in records], _restore_buckets, records)
+
+
+def _bucket(connection: Connection, name: str) -> BucketRow | None:
+    row, deleted = _row_of(connection.execute(FIND, {"bucket": name}).first())
+    if row is not None and not deleted:
+        return row
+    if not _holds_object(connection, name):
+        return None
+    return row or BucketRow(name, ROOT_ACCOUNT, 0)
+
+
+def _documents(connection: Connection, name: str, kinds: Collection[DocumentKind]) -> dict[DocumentKind, bytes]:
+    found = connection.execute(select(_D.kind, _D.body).where(_D.bucket == name, _D.kind.in_(kinds)))
+    return {row.kind: row.body for row in found}
 
 
 def _create_bucket(connection: Connection, name: str, owner: str, acl: CannedAcl, now_ms: int, *, meters: bool) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -9,11 +11,12 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.rows import by_index
 from nos_ec.adapters.sql.tables.schema import DIRECTORY
+from nos_ec.core.errors import Conflict
 from nos_ec.ports.metadata.buckets import BucketRow
 from nos_ec.ports.metadata.directory import DirectoryRow
 
 _D = DIRECTORY.c
-_COLUMNS = (_D.bucket, _D.home, _D.owner, _D.created_ms, _D.deleted_ms)
+_COLUMNS = (_D.bucket, _D.home, _D.owner, _D.created_ms, _D.deleted_ms, _D.slices, _D.moves)
 _AFTER = bindparam("after", type_=_D.bucket.type)
 
 FIND = select(*_COLUMNS).where(_D.bucket == bindparam("bucket"))
@@ -33,11 +36,14 @@ class SqlDirectory(SqlPart):
     def directory_row(self, connection: Connection, bucket: str) -> DirectoryRow | None:
         return _found(connection.execute(FIND, {"bucket": bucket}).first())
 
-    def claim_home(self, bucket: str, owner: str, home: str, now_ms: int) -> DirectoryRow:
-        return self._write(_claim, DirectoryRow(bucket, home, owner, now_ms))
+    def claim_home(self, bucket: str, owner: str, home: str, now_ms: int, slices: Sequence[str] = ()) -> DirectoryRow:
+        return self._write(_claim, DirectoryRow(bucket, home, owner, now_ms, slices=tuple(slices)))
 
-    def record_in_directory(self, row: DirectoryRow) -> DirectoryRow | None:
+    def record_in_directory(self, row: DirectoryRow) -> DirectoryRow:
         return self._write(_record, row)
+
+    def move_home(self, bucket: str, home: str, moves: int) -> None:
+        self._write(_move_home, bucket, home, moves)
 
     @reads
     def buckets_in_directory(self, connection: Connection, owner: str, after: str, limit: int) -> list[BucketRow]:
@@ -53,30 +59,47 @@ def _claim(connection: Connection, new: DirectoryRow) -> DirectoryRow:
     known = _locked(connection, new.bucket)
     if known is not None and not known.is_deleted:
         return known
-    claimed = new if known is None else DirectoryRow(new.bucket, known.home, new.owner, new.created_ms)
+    claimed = new if known is None else replace(known, owner=new.owner, created_ms=new.created_ms, is_deleted=False)
     _put(connection, claimed, known)
     return claimed
 
 
-def _record(connection: Connection, row: DirectoryRow) -> DirectoryRow | None:
+def _record(connection: Connection, row: DirectoryRow) -> DirectoryRow:
     known = _locked(connection, row.bucket)
-    if known is not None and known.home != row.home:
-        return known
-    if known != row:
-        _put(connection, row, known)
-    return None
+    if known is not None and known.home != row.home and known.moves >= row.moves:
+        is_other_slice = not known.slices and known.home in row.slices
+        if not is_other_slice:
+            return known
+    recorded = row if known is None or not known.slices else replace(row, slices=known.slices)
+    if known is not None and known.home == row.home and known.moves > row.moves:
+        recorded = replace(recorded, moves=known.moves)
+    if known != recorded:
+        _put(connection, recorded, known)
+    return recorded
+
+
+def _move_home(connection: Connection, bucket: str, home: str, moves: int) -> None:
+    known = _locked(connection, bucket)
+    if known is not None and (known.home, known.moves) == (home, moves):
+        return
+    if known is None or known.moves != moves - 1:
+        raise Conflict(f"the directory has another place of bucket {bucket} than this move expects; see `nos-ec cells`")
+    _put(connection, replace(known, home=home, moves=moves), known)
 
 
 def _put(connection: Connection, row: DirectoryRow, known: DirectoryRow | None) -> None:
-    """Write a row, but never another home. Two concurrent first ones insert the same key, so one of them fails as a
-    duplicate and is run again."""
+    """Write a row. Its home differs from the known one only by a move, or if one slice of a wide bucket was entered
+    before the first one. Two concurrent first ones insert the same key, so one of them fails as a duplicate and is run
+    again."""
     values: dict[str, Any] = {
         "owner": row.owner,
         "created_ms": row.created_ms,
         "deleted_ms": row.created_ms if row.is_deleted else None,
     }
+    if known is None or (known.home, known.moves, known.slices) != (row.home, row.moves, row.slices):
+        values |= {"home": row.home, "moves": row.moves, "slices": ",".join(row.slices) or None}
     if known is None:
-        connection.execute(insert(DIRECTORY).values(bucket=row.bucket, home=row.home, **values))
+        connection.execute(insert(DIRECTORY).values(bucket=row.bucket, **values))
     else:
         connection.execute(update(DIRECTORY).where(_D.bucket == row.bucket).values(values))
 
@@ -90,4 +113,5 @@ def _found(row: Any) -> DirectoryRow | None:
 
 
 def _row(row: Any) -> DirectoryRow:
-    return DirectoryRow(row.bucket, row.home, row.owner, row.created_ms, row.deleted_ms is not None)
+    slices = () if row.slices is None else tuple(row.slices.split(","))
+    return DirectoryRow(row.bucket, row.home, row.owner, row.created_ms, row.deleted_ms is not None, slices, row.moves)

@@ -49,7 +49,8 @@ MYSQL_LOCK_WAIT_S = 5
 """The longest wait for the lock of a row or of a whole table (LOCK TABLES, a backup, ALTER TABLE); by default, servers
 wait a day or a year for a table. After that, the work is retried, and the wait is reported (lock_waits.py)."""
 MYSQL_READ_S = 60
-"""Longer than any lock wait, so that a slow lock cannot be mistaken for a dead server."""
+"""Longer than any lock wait, so that a slow lock cannot be mistaken for a dead server. A server that does not answer
+new connections either is given up much earlier (patience.py)."""
 MYSQL_RECYCLE_S = 1_800
 POOL_SIZE = 8
 POOL_OVERFLOW = 24
@@ -160,15 +161,22 @@ def _mysql_engine(url: URL, connect: Callable[..., Any], read_s: int, **options:
 def _mysql_connect() -> Callable[..., Any]:
     """Return a function that connects engines to one server. A server that has greeted once speaks the protocol, so if
     it does not greet later, this counts as a lost connection."""
+    from nos_ec.adapters.sql.driver import patience
     from nos_ec.adapters.sql.driver.mysql_connection import MySqlConnection
 
-    is_known = False
+    probe: patience.ServerProbe | None = None
 
     def connect(_dialect: Dialect, _record: ConnectionPoolEntry, args: Any, options: Any) -> Any:
-        nonlocal is_known
-        connection = MySqlConnection(*args, greeting_s=MYSQL_GREETING_S, is_known=is_known, **options)
-        is_known = True
+        nonlocal probe
+        if probe is None:
+            connection = MySqlConnection(*args, greeting_s=MYSQL_GREETING_S, **options)
+            brief = {**options, "connect_timeout": patience.PROBE_S, "init_command": None}
+            probe = patience.ServerProbe(lambda: MySqlConnection(*args, login_s=patience.PROBE_S, **brief))
+        else:
+            with probe.connecting():
+                connection = MySqlConnection(*args, login_s=patience.LOGIN_S, **options)
         try:
+            connection.give_up_when_away(probe)
             connection.is_galera = finds_galera(connection)
         except BaseException:
             connection.close()

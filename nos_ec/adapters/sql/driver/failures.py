@@ -116,6 +116,10 @@ def translate(error: Exception, url: URL) -> Failure | None:
         ) from error
     if isinstance(cause, sqlite3.Error):
         return _sqlite(cause, url)
+    if is_away(cause):
+        # All connections were closed before one is refused without an attempt.
+        is_given_up = not getattr(cause, "is_still_away", False)
+        return Failure(Transient(f"metadata at {place(url)}: the connection was lost: {cause}"), unusable=is_given_up)
     if _is_mysql(cause):
         return _mysql(cause, url, lost=isinstance(error, DBAPIError) and error.connection_invalidated)
     return None
@@ -204,6 +208,12 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
 
     of_the_server = (pymysql.err.OperationalError, pymysql.err.InternalError)
     return Failure(Transient(where)) if isinstance(cause, of_the_server) else None
+
+
+def is_away(cause: BaseException | None) -> bool:
+    """Return whether the server was given up because it does not answer new connections either (patience.py). Another
+    attempt would only take as long."""
+    return getattr(cause, "is_away", False)
 
 
 def _is_refused_check(cause: BaseException | None) -> bool:

@@ -7,9 +7,11 @@ be escaped: the backslash, and the quote around the text. MariaDB does both in t
 
 from __future__ import annotations
 
+import io
 import re
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -19,8 +21,12 @@ from pymysql.constants import COMMAND, CR, SERVER_STATUS  # type: ignore[import-
 from pymysql.err import InternalError, OperationalError  # type: ignore[import-untyped]
 from pymysql.protocol import MysqlPacket  # type: ignore[import-untyped]
 
+from nos_ec.adapters.sql.driver.patience import PATIENCE_S, PatientSocket, ServerProbe
+
 _RECEIVE_BYTES = 8192
 _HEAD_BYTES = 4
+_INSTANT_S = 0.001
+"""The time limit of a step for which no time is left. 0 would mean something else."""
 _ERROR, _END, _NULL = b"\xff", b"\xfe", 0xFB
 _END_BYTES_MAX = 8
 """A longer packet that begins with _END is a row whose first value is very long."""
@@ -40,20 +46,66 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
     """
 
     init_command: str | None
+    _rfile: Any
     _read_timeout: float | None
+    _write_timeout: float | None
     _greeting_s: float | None = None
-    _is_known = False
+    _login_s: float | None = None
+    _login_by_s = float("inf")
+    _patient: PatientSocket | None = None
     is_galera = False
     """Whether this is a node of a Galera cluster; `_mysql_connect` sets it."""
     _descriptions = b""
     """The descriptions of the columns of the last row that `one_row` read, as the server sent them before the row."""
 
-    def __init__(self, *args: Any, greeting_s: float | None = None, is_known: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, greeting_s: float | None = None, login_s: float | None = None, **options: Any
+    ) -> None:
         """Connect. `greeting_s` limits the wait for the server's greeting; None applies the limit of statements.
-        `is_known`: the server has greeted before."""
+        `login_s`: the server has greeted before, and all steps until statements can be sent must end in this time."""
         self._greeting_s = greeting_s
-        self._is_known = is_known
+        self._login_s = login_s
         super().__init__(*args, **options)
+
+    def connect(self, sock: Any = None) -> None:
+        """See PyMySQL."""
+        limits_s = self._read_timeout, self._write_timeout
+        if self._login_s is not None:
+            self._login_by_s = time.monotonic() + self._login_s
+        try:
+            super().connect(sock)
+        finally:
+            self._read_timeout, self._write_timeout = limits_s
+
+    def _limit_login(self) -> None:
+        """Give the next steps of a login no more time than is left. A server that answers does so at once."""
+        if self._login_s is not None:
+            self._read_timeout = self._write_timeout = max(_INSTANT_S, self._login_by_s - time.monotonic())
+
+    def give_up_when_away(self, probe: ServerProbe) -> None:
+        """Wait from now on as long as statements may take only while the server answers the probe (patience.py)."""
+        limit_s = self._read_timeout
+        assert limit_s is not None
+        patience_s = min(PATIENCE_S, limit_s)
+        self._rfile.close()  # it has no bytes left: the server sends none unasked
+        self._patient = PatientSocket(self._sock, probe, limit_s, patience_s)
+        self._rfile = io.BufferedReader(self._patient)
+        self._sock.settimeout(patience_s)
+        # One limit for both, so that PyMySQL does not set it before each read and each write.
+        self._read_timeout = self._write_timeout = self._current_timeout = patience_s
+
+    def _write_bytes(self, data: bytes) -> None:
+        if self._patient is None:
+            super()._write_bytes(data)
+            return
+        try:
+            self._patient.send_all(data)
+        except OSError as error:
+            self._force_close()
+            raise OperationalError(CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({error!r})") from error
+        except BaseException:
+            self._force_close()
+            raise
 
     def one_row(self, statement: bytes) -> list[bytes | None] | None:
         """Return the values of the only row that a SELECT finds, as the text that the server sends, or None without a
@@ -84,12 +136,13 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
         in time from a server that is not known. From one that is known, this is a lost connection (2013)."""
         read_s = self._read_timeout
         self._read_timeout = self._greeting_s or read_s
+        self._limit_login()
         try:
             super()._get_server_information()
         except (InternalError, struct.error, IndexError, ValueError) as error:
             raise _no_greeting("something other than the greeting of a MySQL server") from error
         except OperationalError as error:
-            if self._is_known or not isinstance(error.__context__, TimeoutError):
+            if self._login_s is not None or not isinstance(error.__context__, TimeoutError):
                 raise
             raise _no_greeting(f"no greeting within {self._read_timeout} s") from error
         finally:
@@ -99,6 +152,7 @@ class MySqlConnection(PyMySqlConnection):  # type: ignore[misc]
 
     def _request_authentication(self) -> None:
         """Log in. Raises OperationalError 2059 when PyMySQL lacks what the authentication plugin of the user needs."""
+        self._limit_login()
         try:
             super()._request_authentication()
         except RuntimeError as error:

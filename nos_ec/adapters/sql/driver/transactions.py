@@ -2,8 +2,8 @@
 
 Work that fails by a deadlock, a lock wait or a lost connection is retried unless COMMIT was sent. After that, only the
 caller can decide whether to call again (the port promises that this is safe), so it gets Transient. It gets this, too,
-when a server lets a connection wait until its time is over: the server hangs or is out of reach, so another attempt
-would only take as long.
+when a server lets a connection wait until its time is over, or does not answer on a new connection either
+(patience.py): the server hangs or is out of reach, so another attempt would only take as long.
 
 Results from a read-only server are not trusted (nos_ec.adapters.sql.driver.primary). When a server is read-only, or
 reports that it is out of service, all connections to it are closed, and the work is retried on new ones, which reach
@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nos_ec.adapters.sql.driver.engine import MYSQL_CONNECT_S, MYSQL_LOCK_WAIT_S, SQLITE_BUSY_MS, WRITES, reading_engine
-from nos_ec.adapters.sql.driver.failures import Failure, not_writing, place, read_only, translate
+from nos_ec.adapters.sql.driver.failures import Failure, is_away, not_writing, place, read_only, translate
 from nos_ec.adapters.sql.driver.galera import take_over
 from nos_ec.adapters.sql.driver.lock_waits import LockWaits
 from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, hold_node, is_galera, require_primary
@@ -49,7 +49,7 @@ class Overtaken(Exception):
 
 
 class Meter(Protocol):
-    """Notes what transactions that write change, and adds it up before COMMIT (objects/usage.py)."""
+    """Notes what transactions that write change, and writes it before COMMIT (objects/usage.py, objects/journal.py)."""
 
     def begin(self, connection: Connection) -> None:
         """Begin a transaction, or another attempt."""
@@ -71,6 +71,7 @@ class Transactions:
         self.on_noted: Callable[[list[Any]], object] = lambda _: None
         """Called with everything that a transaction has noted (`note`), once it is durable. It must not raise."""
         self.meter: Meter | None = None
+        self.journal: Meter | None = None
         self.lock_waits = LockWaits(place(engine.url))
         self._turn: threading.Lock | None = threading.Lock() if engine.dialect.name == "sqlite" else None
         if not self._trusts_all:
@@ -87,12 +88,16 @@ class Transactions:
 
         def noting(connection: Connection) -> T:
             connection.info.pop(NOTED, None)  # left by an attempt that failed
-            meter = self.meter
+            meter, journal = self.meter, self.journal
             if meter is not None:
                 meter.begin(connection)
+            if journal is not None:
+                journal.begin(connection)
             result = work(connection, *args, **kwargs)
             if meter is not None:
                 meter.finish(connection)
+            if journal is not None:
+                journal.finish(connection)
             noted[:] = connection.info.pop(NOTED, ())
             return result
 
@@ -122,6 +127,15 @@ class Transactions:
         self._close_others()
         for engine in self.engines:
             engine.dispose()
+
+    def raise_if_away(self, error: Exception) -> None:
+        """Close all connections and raise Transient if this error of the driver says that the server was given up.
+        Otherwise work may be run again at once."""
+        if is_away(error):
+            self.close()
+            failure = translate(error, self._engine.url)
+            assert failure is not None
+            raise failure.error from error
 
     @contextmanager
     def _own_turn(self) -> Iterator[None]:

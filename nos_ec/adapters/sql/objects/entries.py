@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, LargeBinary, Select, bindparam
 
-from nos_ec.adapters.sql.tables.base import SqlPart, reads
+from nos_ec.adapters.sql.tables.base import SqlPart
 from nos_ec.adapters.sql.tables.row_reading import SUMMARY, WHOLE, RowsQuery, Shape
 from nos_ec.adapters.sql.tables.rows import LIVE, by_index, prefix_end
 from nos_ec.adapters.sql.tables.schema import OBJECTS, utf8
@@ -55,19 +55,21 @@ class PageRequest:
 class SqlListings(SqlPart):
     """Listings of `Objects` of the port."""
 
-    @reads
-    def list_objects(self, connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
-        return _rows(WHOLE, connection, bucket, start_of(prefix, "", after), prefix_end(utf8(prefix)), limit)
+    def list_objects(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectRow]:
+        start, end = start_of(prefix, "", after), prefix_end(utf8(prefix))
+        return self._read_in(bucket, partial(_rows, WHOLE), bucket, start, end, limit)
 
     def list_entries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
     ) -> EntryPage[ObjectRow]:
-        return self._read(_list_entries, PageRequest(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
+        page = PageRequest(bucket, prefix, delimiter, after, limit, end_of(budget_ms))
+        return self._read_in(bucket, _list_entries, page)
 
     def list_summaries(
         self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, budget_ms: int
     ) -> EntryPage[ObjectSummary]:
-        return self._read(_list_summaries, PageRequest(bucket, prefix, delimiter, after, limit, end_of(budget_ms)))
+        page = PageRequest(bucket, prefix, delimiter, after, limit, end_of(budget_ms))
+        return self._read_in(bucket, _list_summaries, page)
 
 
 def end_of(budget_ms: int) -> float:

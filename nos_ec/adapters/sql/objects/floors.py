@@ -11,7 +11,7 @@ A transaction that removes a version has already locked that version or the curr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import BigInteger, Connection, and_, bindparam, case, delete, insert, or_, select, update
 
@@ -77,12 +77,19 @@ class SqlFloors(SqlPart):
     """The methods of `Versions` of the port for floors."""
 
     @reads
-    def floors_after(self, connection: Connection, after: ObjectKey | None, limit: int) -> list[tuple[ObjectKey, int]]:
+    def floors_after(
+        self, connection: Connection, after: ObjectKey | None, limit: int, bucket: str = ""
+    ) -> list[tuple[ObjectKey, int]]:
         query = PAGE.limit(limit)
+        if bucket:
+            query = query.where(_F.bucket == bucket)
         if after is not None:
-            bucket, name = (bindparam(None, utf8(text), type_=_F.name.type) for text in (after.bucket, after.name))
-            query = query.where(_F.bucket >= bucket, or_(_F.bucket > bucket, and_(_F.bucket == bucket, _F.name > name)))
-        return [(ObjectKey(bucket, name), version) for bucket, name, version in connection.execute(query)]
+            least, name = (bindparam(None, utf8(text), type_=_F.name.type) for text in (after.bucket, after.name))
+            query = query.where(_F.bucket >= least, or_(_F.bucket > least, and_(_F.bucket == least, _F.name > name)))
+        return [(ObjectKey(*of_key), version) for *of_key, version in connection.execute(query)]
+
+    def floors_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, int]:
+        return self._read(floors_of, keys)
 
     def restore_floors(self, found: Sequence[tuple[ObjectKey, int]]) -> None:
         for first in range(0, len(found), RESTORED_ROWS_MAX):

@@ -41,12 +41,12 @@ class SqlLargePuts(NotifyingPart):
         return object_rows.next_version(previous, now_ms, conditional=conditional)
 
     def record_large(self, new: NewLargeObject, lease: Lease, now_ms: int) -> bool | NosError:
-        geometry = self._bound()
+        geometry, keys = self._bound(), puts.changed_keys(new)
         events = self._writer([new.key.bucket], refuses=False)
         try:
-            return self._write_again(record_large, geometry, new, lease, now_ms, events=events)
+            return self._change_again(keys, record_large, geometry, new, lease, now_ms, events=events)
         except Locked:
-            return self._write_again(record_large, geometry, new, lease, now_ms, is_locked=True, events=events)
+            return self._change_again(keys, record_large, geometry, new, lease, now_ms, is_locked=True, events=events)
 
 
 def record_large(
@@ -120,7 +120,7 @@ def record_large(
     # 7. Write the segments and the row, which takes over the row of the current version if that was released.
     over = None if stays or is_below else current
     object_id = _put_large_row(connection, over, new, now_ms, is_below=is_below)
-    connection.execute(insert(SEGMENTS), _segment_rows(object_id, new))
+    connection.execute(insert(SEGMENTS), segment_rows(object_id, new))
     # 8. Versions that are stored over this one later must be newer than all others as well.
     if current is None and not is_below and newest > new.version:
         floors.raise_to(connection, new.key, newest, now_ms)
@@ -246,7 +246,8 @@ def _put_large_row(
     return int(made[0])
 
 
-def _segment_rows(object_id: int, new: NewLargeObject) -> list[dict[str, object]]:
+def segment_rows(object_id: int, new: NewLargeObject) -> list[dict[str, object]]:
+    """Return the rows of its segments."""
     return [
         {
             "object_id": object_id,

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, and_, bindparam, delete, insert, literal_column, select
 
-from nos_ec.adapters.sql.objects import floors, trash
+from nos_ec.adapters.sql.objects import floors, journal, trash
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     KEYS,
@@ -189,10 +189,16 @@ def hide(
 def add_markers(connection: Connection, markers: Sequence[VersionEntry | MarkerRow]) -> None:
     """Add delete markers."""
     if markers:
-        connection.execute(
-            insert(VERSIONS),
-            [_row(one.key, one.version, None, one.created_ms, is_null=one.is_null) for one in markers],
-        )
+        journal.add_markers(connection, [(one.key, one.version, one.created_ms, one.is_null) for one in markers])
+        insert_markers(connection, markers)
+
+
+def insert_markers(connection: Connection, markers: Sequence[VersionEntry | MarkerRow]) -> None:
+    """Insert the rows of delete markers."""
+    connection.execute(
+        insert(VERSIONS),
+        [_row(one.key, one.version, None, one.created_ms, is_null=one.is_null) for one in markers],
+    )
 
 
 def discard(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None) -> None:
@@ -206,6 +212,13 @@ def discard(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, unti
 
 def remove(connection: Connection, found: Sequence[Any]) -> None:
     """Remove rows of `versions`. They must be locked."""
+    markers = [
+        (ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.created_ms)
+        for row in found
+        if row.object_id is None
+    ]
+    if markers:
+        journal.remove_markers(connection, markers)
     ranks = [{"of_bucket": row.bucket, "of_name": row.name, "of_rank": row.age_rank} for row in found]
     require_all(connection.execute(REMOVE, ranks).rowcount, len(ranks), "versions")
 

@@ -20,11 +20,12 @@ from sqlalchemy import (
     update,
 )
 
-from nos_ec.adapters.sql.objects import make_noncurrent, trash
+from nos_ec.adapters.sql.objects import journal, make_noncurrent, trash, uploads
 from nos_ec.adapters.sql.objects.locks import not_deleted
 from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart, marker_added, plain_removal
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import reads, writes
+from nos_ec.adapters.sql.tables.gate import READ_NUMBER, read_number, served_among
 from nos_ec.adapters.sql.tables.json_rows import UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import (
     FIRST_MARK,
@@ -43,7 +44,8 @@ from nos_ec.adapters.sql.tables.rows import (
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, OBJECTS, SEGMENTS, WAITING, utf8
 from nos_ec.core.conditions import Condition
 from nos_ec.core.deadlines import WAIT_MS_MAX
-from nos_ec.core.errors import Locked, NotFound
+from nos_ec.core.errors import Locked, Moved, NotFound
+from nos_ec.core.formats.journal import EntryKind
 from nos_ec.core.ids import (
     BlockId,
     Extent,
@@ -57,13 +59,14 @@ from nos_ec.core.publishing.republish import Publication
 from nos_ec.core.states import ObjectEvent, ObjectState, advance_object, object_sources
 from nos_ec.core.tails import hidden_prefix
 from nos_ec.core.versions import numbered
-from nos_ec.ports.metadata import ObjectRow, Segment
+from nos_ec.ports.metadata import ObjectRow, Segment, UploadRow
 
 _O, _S, _W = OBJECTS.c, SEGMENTS.c, WAITING.c
 
 BY_KEY = select(*OBJECT_COLUMNS).where(
     _O.trashed == LIVE, _O.bucket == bindparam("bucket"), _O.name == bindparam("name")
 )
+BY_KEY_IN_CELL = BY_KEY.add_columns(READ_NUMBER.scalar_subquery().label("number"))
 VERSIONS_BY_KEYS = by_keys(_O.object_id, _O.version)
 LOCK_IDS = looked_up(
     select(*OBJECT_COLUMNS)
@@ -135,7 +138,7 @@ class SqlObjects(NotifyingPart):
     """`Objects` of the port, except PUTs, listings and packing, and `make_due` of `LandingSegments`."""
 
     def set_attributes(self, row: ObjectRow, attributes: bytes) -> bool:
-        return self._write(_set_attributes, row, attributes, self._writer([row.key.bucket]))
+        return self._change([row.key], _set_attributes, row, attributes, self._writer([row.key.bucket]))
 
     def get(self, key: ObjectKey) -> ObjectRow:
         row = self._find(key)
@@ -149,7 +152,8 @@ class SqlObjects(NotifyingPart):
     def delete(
         self, key: ObjectKey, now_ms: int, until_ms: int | None = None, condition: Condition | None = None
     ) -> ObjectRow:
-        return self._write(delete_current, key, now_ms, until_ms, condition, self._writer([key.bucket]))
+        events = self._writer([key.bucket])
+        return self._change([key], delete_current, key, now_ms, until_ms, condition, events)
 
     def delete_many(self, keys: Sequence[ObjectKey], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         left, locked = list(keys), frozenset[Any]()
@@ -157,7 +161,7 @@ class SqlObjects(NotifyingPart):
         events = self._writer(key.bucket for key in keys)
         while left:
             try:
-                rows, left = self._write(_delete_many, left, now_ms, until_ms, events), []
+                rows, left = self._change(left, _delete_many, left, now_ms, until_ms, events), []
             except Locked as error:
                 locked |= error.keys
                 left = [key for key in left if key not in locked]
@@ -165,27 +169,43 @@ class SqlObjects(NotifyingPart):
             raise not_deleted(locked)
         return rows
 
+    @writes
+    def delete_parts(
+        self, connection: Connection, doomed: UploadRow, keys: Sequence[ObjectKey], now_ms: int
+    ) -> list[ObjectRow] | None:
+        rows = list(lock_listed(connection, keys).values())
+        if not uploads.is_still_doomed(connection, doomed):
+            return None
+        _remove_locked(connection, rows, now_ms, None, None, conditional=False)
+        return rows
+
     def delete_unchanged(self, rows: Sequence[ObjectRow], now_ms: int, until_ms: int | None = None) -> list[ObjectRow]:
         left = list(rows)
         events = self._writer(row.key.bucket for row in rows)
         while left:
             try:
-                return self._write(_delete_unchanged, left, now_ms, until_ms, events)
+                keys = [row.key for row in left]
+                return self._change(keys, _delete_unchanged, left, now_ms, until_ms, events)
             except Locked as error:
                 left = [row for row in left if row.key not in error.keys]
+            except Moved as error:
+                left = [row for row in left if row.key.bucket not in error.buckets]
         return []
 
-    @reads
-    def list_names(self, connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
-        # This reads only a range of the index, without the trash, whatever the prefix is.
-        names = by_index(select(_O.name), OBJECTS, "objects_by_trash_key").where(
-            _O.trashed == LIVE, _O.bucket == bucket
-        )
-        page = names.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
-        return list(connection.execute(page).scalars())
+    def list_names(self, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+        return self._read_in(bucket, _list_names, bucket, prefix, after, limit)
 
     def list_buckets(self, after: str, limit: int) -> list[str]:
-        return self._read(list_buckets, after, limit)
+        if self._gate is None:
+            return self._read(list_buckets, after, limit)
+        found: list[str] = []
+        while len(found) < limit:
+            page = self._read(list_buckets, after, limit)
+            found += self._read(served_among, page)
+            if len(page) < limit:
+                break
+            after = page[-1]
+        return found[:limit]
 
     @reads
     def due_objects(self, connection: Connection, now_ms: int, limit: int, slots: Collection[int]) -> list[ObjectRow]:
@@ -230,12 +250,34 @@ class SqlObjects(NotifyingPart):
         return self._write(_set_due, MAKE_DUE, rows, now_ms) if rows else 0
 
     def _find(self, key: ObjectKey) -> ObjectRow | None:
+        if self._gate is None:
+            if self._look_ups is not None:
+                try:
+                    return self._look_ups.find(key)
+                except self._look_ups.FAILURES as error:
+                    self._transactions.raise_if_away(error)  # the ordinary read overcomes others, or reports them
+            return self._read(find, key)
+        known, found = self._gate.read_here.get(key.bucket), None
         if self._look_ups is not None:
             try:
-                return self._look_ups.find(key)
-            except self._look_ups.FAILURES:
-                pass  # the ordinary read overcomes the failure, or reports it
-        return self._read(find, key)
+                found = self._look_ups.find_in_cell(key)
+            except self._look_ups.FAILURES as error:
+                self._transactions.raise_if_away(error)
+        number, row = self._read(_find_in_cell, key) if found is None else found
+        return row if not number or number == known else self._read_in(key.bucket, find, key)
+
+
+def _find_in_cell(connection: Connection, key: ObjectKey) -> tuple[int, ObjectRow | None]:
+    """Return the current version, and the number of the gate at that moment or later."""
+    row = connection.execute(BY_KEY_IN_CELL, {"bucket": key.bucket, "name": key.name}).first()
+    return (read_number(connection), None) if row is None else (row[-1], object_row(row[:-1]))
+
+
+def _list_names(connection: Connection, bucket: str, prefix: str, after: str, limit: int) -> list[str]:
+    """List names. This reads only a range of the index, without the trash, whatever the prefix is."""
+    names = by_index(select(_O.name), OBJECTS, "objects_by_trash_key").where(_O.trashed == LIVE, _O.bucket == bucket)
+    page = names.where(*name_range(prefix, after)).order_by(_O.trashed, _O.bucket, _O.name).limit(limit)
+    return list(connection.execute(page).scalars())
 
 
 def find(connection: Connection, key: ObjectKey) -> ObjectRow | None:
@@ -291,8 +333,10 @@ def _set_attributes(connection: Connection, row: ObjectRow, attributes: bytes, e
         return False
     changed = by_primary(update(OBJECTS)).where(_O.object_id == row.object_id).values(attributes=attributes)
     require_all(connection.execute(changed).rowcount, 1, "objects")
+    new = replace(current, attributes=attributes)
+    journal.add(connection, EntryKind.ATTRIBUTES, [new], attributes=new.attributes)
     if events is not None:
-        events.changed(connection, replace(current, attributes=attributes))
+        events.changed(connection, new)
     return True
 
 
@@ -318,6 +362,7 @@ def delete_current(
     if until_ms is not None:
         trash.put_into(connection, [row], now_ms, until_ms)
     else:
+        journal.add(connection, EntryKind.REMOVED, [row])
         release(connection, [row], now_ms)
         require_all(connection.execute(_REMOVE, {"removed": row.object_id}).rowcount, 1, "objects")
     if events is not None:
@@ -414,8 +459,8 @@ def _walked(
 
 @cache
 def _due_in(slots: int, far: bool) -> Select[Any]:
-    """Return a query of the due rows in so many slots, or with `far`, of rows whose times are so far in the future that
-    they count as due. Its columns are OBJECT_COLUMNS, the due time, the two of the publication, and the slot.
+    """Return a query of the due rows in this many slots, or with `far`, of rows whose times are so far in the future
+    that they count as due. Its columns are OBJECT_COLUMNS, the due time, the two of the publication, and the slot.
 
     For each slot, the query walks along the index from the first such row, for at most `walk_max` rows, so that later
     rows cost nothing. Rows of `objects` are looked up only for the `rows_max` rows that are returned.

@@ -41,7 +41,7 @@ _BUCKETS_MAX = 10_000
 """Buckets whose configurations are cached."""
 _GAPS_AT_A_TIME = 50
 _NEAR_PERCENT = 80
-"""From this share of its bound on, the outbox is counted, at most every CONFIGURATION_MS."""
+"""When the outbox is this full, in percent of its bound, it is counted, at most every CONFIGURATION_MS."""
 
 _E, _D = OUTBOX.c, BUCKET_DOCUMENTS.c
 _OF_QUEUE = (
@@ -53,6 +53,10 @@ NEXT_SLOT = _QUEUES.where(
     _E.topic == bindparam("topic", type_=_E.topic.type), _E.slot > bindparam("slot", type_=SmallInteger)
 )
 NEXT_TOPIC = _QUEUES.where(_E.topic > bindparam("topic", type_=_E.topic.type))
+_OF_TOPIC = by_index(select(_E.event_id), OUTBOX, "outbox_by_queue").where(
+    _E.topic == bindparam("topic", type_=_E.topic.type)
+)
+COUNT_OF_TOPIC = select(func.count()).select_from(_OF_TOPIC.limit(bindparam("rows_max")).subquery("events_of_topic"))
 PAGE = (
     by_index(select(_E.event_id, _E.message_key, _E.sequencer, _E.body), OUTBOX, "outbox_by_queue")
     .where(*_OF_QUEUE)
@@ -197,7 +201,8 @@ class EventSource:
         self._cached: OrderedDict[str, tuple[float, tuple[Notification, ...]]] = OrderedDict()
         self._counted, self._counted_to = 0, 0
         self._next_look_s = 0.0
-        self.is_full = False
+        self.full_topics: Collection[str] = ()
+        """The topics for which no more events are taken."""
 
     def cached(self, bucket: str) -> tuple[Notification, ...] | None:
         """Return the notifications of a bucket; None if they must be read."""
@@ -232,6 +237,9 @@ class EventSource:
 
         Ids are unique, so there are at most as many events as ids between the least and the greatest, and at most as
         many as were counted last and ids were given since. The events are counted only if that is near the bound.
+
+        A topic is full if it has its share of the bound: a topic that nobody reads would otherwise stop the changes of
+        buckets that send to others. Others may still get as many, so there are at most twice as many events in all.
         """
         most = self.options.events_max
         least, greatest = connection.execute(LEAST).scalar() or 0, connection.execute(GREATEST).scalar() or 0
@@ -241,13 +249,23 @@ class EventSource:
         if bound * 100 >= most * _NEAR_PERCENT:
             bound = count(connection, most)
             self._counted, self._counted_to = bound, greatest
-        self.is_full = bound >= most
+        self.full_topics = topics_over_share(connection, most) if bound >= most else ()
 
 
 def count(connection: Connection, limit: int) -> int:
     """Return the number of events, or `limit` if there are more."""
     first = by_index(select(_E.event_id), OUTBOX, "outbox_by_queue").limit(limit).subquery("first_events")
     return int(connection.execute(select(func.count()).select_from(first)).scalar_one())
+
+
+def topics_over_share(connection: Connection, most: int) -> list[str]:
+    """Return the topics that have as many events as each may have of `most`. Reads that many entries of an index."""
+    topics: list[str] = []
+    while (row := connection.execute(NEXT_TOPIC, {"topic": topics[-1] if topics else ""}).first()) is not None:
+        topics.append(row.topic)
+    share = max(1, most // max(1, len(topics)))
+    counts = ((topic, connection.execute(COUNT_OF_TOPIC, {"topic": topic, "rows_max": share})) for topic in topics)
+    return [topic for topic, counted in counts if counted.scalar_one() >= share]
 
 
 def configuration(connection: Connection, bucket: str) -> tuple[Notification, ...]:
@@ -273,7 +291,7 @@ class NotifyingPart(SqlPart):
                 continue
             found = source.cached(bucket)
             if found is None:
-                found = self._read(configuration, bucket)
+                found = tuple(one for one in self._read(configuration, bucket) if source.options.allows(one.topic))
                 source.keep(bucket, found)
             if found:
                 watched[bucket] = found
@@ -281,10 +299,12 @@ class NotifyingPart(SqlPart):
             return None
         if refuses and source.look_is_due():
             self._read(source.look)
-        if refuses and source.is_full:
+        full = {one.topic for found in watched.values() for one in found}.intersection(source.full_topics)
+        if refuses and full:
             raise Transient(
-                f"the outbox has {source.options.events_max} events that wait for their topics, so buckets with"
-                " notifications take no changes; see why producers do not send them (s3.notification_events_max)"
+                f"the outbox has {source.options.events_max} events, too many of them for {', '.join(sorted(full))}, so"
+                " buckets with notifications to there take no changes; see why producers do not send them"
+                " (s3.notification_events_max)"
             )
         return EventWriter(watched, source.options.region)
 
@@ -328,6 +348,7 @@ class SqlOutbox(NotifyingPart):
                 _row(one.topic, bucket, f"{bucket}/".encode(), 0, now_ms, encode_gap(bucket, one.id, now_ms))
                 for bucket, notifications in page
                 for one in notifications
+                if self._events is None or self._events.options.allows(one.topic)
             ]
             if rows:
                 self._write(_add_rows, rows)

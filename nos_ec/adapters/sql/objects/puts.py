@@ -14,7 +14,7 @@ hold is searched for in the same way, because an earlier call may have recorded 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -38,12 +38,13 @@ from nos_ec.adapters.sql.objects import (
 )
 from nos_ec.adapters.sql.objects.outbox import EventWriter, NotifyingPart
 from nos_ec.adapters.sql.objects.release_version import release
+from nos_ec.adapters.sql.tables.gate import Gate
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, by_keys, delete_listed, id_rows, key_rows, require_all
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, LANDING_DELETIONS, OBJECTS, WAITING
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.deadlines import EMPTY_COPY_MS
-from nos_ec.core.errors import InvalidInput, Locked, NosError, Transient
+from nos_ec.core.errors import InvalidInput, Locked, Moved, NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.states import ObjectEvent, advance_object
@@ -57,6 +58,7 @@ from nos_ec.ports.metadata import (
     PartOf,
     RenameOf,
     TailOf,
+    UploadStep,
 )
 
 _O, _D, _W = OBJECTS.c, LANDING_DELETIONS.c, WAITING.c
@@ -127,7 +129,7 @@ class RecordedBefore(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _InTime:
+class InTime:
     """The proofs that PUTs are in time: `entries` of the queue, and `open_segments`.
 
     If `has_records`, the entries of records are included. `waiting` has (object_id, version) of rows that were recorded
@@ -155,8 +157,24 @@ class SqlPuts(NotifyingPart):
         while True:
             try:
                 return self._write_again(
-                    _record_puts, objects, now_ms, together=together, again=again, locked=locked, events=events
+                    _record_puts,
+                    objects,
+                    now_ms,
+                    together=together,
+                    again=again,
+                    locked=locked,
+                    events=events,
+                    gate=self._gate,
                 )
+            except Moved as error:
+                rest = [one for one in objects if _changed_bucket(one) not in error.buckets]
+                if together or not rest:
+                    raise
+                recorded = iter(self.record_puts(rest, now_ms))
+                return [
+                    Moved(str(error), error.buckets) if _changed_bucket(one) in error.buckets else next(recorded)
+                    for one in objects
+                ]
             except RecordedBefore:
                 again = True
             except Locked as error:
@@ -175,12 +193,15 @@ def _record_puts(
     again: bool = False,
     locked: frozenset[ObjectKey] = frozenset(),
     events: EventWriter | None = None,
+    gate: Gate | None = None,
 ) -> list[ObjectRow | NosError]:
     """Record PUTs, as `Objects.record_puts` of the port promises, and refuse those of the keys in `locked`. Unless
     `again` is set, this may raise RecordedBefore. It raises Locked if a version that would be overwritten is locked.
     Then the transaction must be rolled back."""
     _check(new)
-    in_time = _look(connection, [one.landing_id for one in new if one.landing_id is not None], again=again)
+    keys = (key for one in new for key in changed_keys(one))
+    landing_ids = [one.landing_id for one in new if one.landing_id is not None]
+    in_time = look_in_time(connection, landing_ids, gate, keys, again=again)
     answers: dict[int, ObjectRow | NosError] = {}
     for turn in _turns(new):
         by_key = _record_turn(connection, [new[i] for i in turn], in_time, now_ms, locked, events)
@@ -192,9 +213,37 @@ def _record_puts(
     return [answers[i] for i in range(len(new))]
 
 
-def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bool) -> _InTime:
+def changed_keys(new: NewObject | NewLargeObject) -> list[ObjectKey]:
+    """Return the keys that a PUT changes, all of one bucket. A note about a lock changes the key of its version, and a
+    rename removes an object of another key."""
+    match new.step:
+        case LockOf(row=row):
+            return [row.key]
+        case RenameOf(row=row):
+            return [new.key, row.key]
+        case _:
+            return [new.key]
+
+
+def _changed_bucket(new: NewObject) -> str:
+    return changed_keys(new)[0].bucket
+
+
+def look_in_time(
+    connection: Connection,
+    landing_ids: Sequence[LandingId],
+    gate: Gate | None,
+    keys: Iterable[ObjectKey],
+    *,
+    again: bool,
+) -> InTime:
+    """Look for the proofs that PUTs of these ids are in time, and lock them. With a gate, this is the first statement
+    of a transaction that changes these keys. Raises what `Gate.admit` raises."""
     records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
-    open_segments = landing_segments.lock_open(connection, records)
+    if gate is None:
+        open_segments = landing_segments.lock_open(connection, records)
+    else:
+        open_segments = landing_segments.lock_open_in_cell(connection, records, gate, keys)
     has_records = again or any(segment_of(record) not in open_segments for record in records)
     listed = [landing_id for landing_id in landing_ids if has_records or not in_log(landing_id)]
     entries = lock_entries(connection, listed)
@@ -206,7 +255,7 @@ def _look(connection: Connection, landing_ids: Sequence[LandingId], *, again: bo
     ]
     rows = connection.execute(WAITING_OBJECTS, id_rows(unproved)) if unproved else ()
     having = {LandingId(row[0]): (row[1], row[2]) for row in rows}
-    return _InTime(entries, open_segments, has_records, having, again)
+    return InTime(entries, open_segments, has_records, having, again)
 
 
 def lock_entries(connection: Connection, landing_ids: Sequence[LandingId]) -> dict[LandingId, Entry]:
@@ -249,7 +298,7 @@ def _turns(new: Sequence[NewObject]) -> Iterator[list[int]]:
 def _record_turn(
     connection: Connection,
     new: Sequence[NewObject],
-    in_time: _InTime,
+    in_time: InTime,
     now_ms: int,
     locked: frozenset[ObjectKey],
     events: EventWriter | None,
@@ -273,8 +322,8 @@ def _record_turn(
     release(connection, [current[one.key] for one in over], now_ms)
     rows = _overwrite(connection, over, current, now_ms, events)
     rows |= _insert_versions(connection, added, current, now_ms, events)
-    _claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
-    _keep_copies(connection, [(one.landing_id, rows[one.key]) for one in fresh if not one.size], now_ms)
+    claim(connection, [one.landing_id for one in fresh if one.landing_id is not None])
+    keep_copies(connection, [(one.landing_id, rows[one.key]) for one in fresh if not one.size], now_ms)
     _require_first(connection, [one.landing_id for one in fresh if one.landing_id is not None], in_time)
     try:
         waiting.enter(connection, [(rows[one.key], one.due_ms) for one in fresh])
@@ -380,19 +429,27 @@ def _take_steps(
     stepping = [one for one in new if one.step is not None]
     if not stepping:
         return {}
-    steps = [(one.key, one.step) for one in stepping if isinstance(one.step, PartOf | CompletionOf)]
-    refused = uploads.take_steps(connection, steps, now_ms)
+    # An upload must not be completed for a rename that is refused, so the sources are checked first.
+    renamed = {one.key: one.step for one in stepping if isinstance(one.step, RenameOf)}
+    refused: dict[ObjectKey, NosError] = {}
+    if renamed:
+        of_source = renames.refused(connection, list(renamed.values()), current)
+        refused = {key: of_source[step.row.key] for key, step in renamed.items() if step.row.key in of_source}
+    steps = [(one.key, step) for one in stepping if one.key not in refused and (step := _upload_step(one)) is not None]
+    refused |= uploads.take_steps(connection, steps, now_ms)
     changes = [(one.key, one.step) for one in new if isinstance(one.step, LockOf)]
     if changes:
         refused |= locks.change_all(connection, changes)
-    renamed = {one.key: one.step for one in stepping if isinstance(one.step, RenameOf)}
-    if renamed:
-        of_source = renames.refused(connection, list(renamed.values()), current)
-        refused |= {key: of_source[step.row.key] for key, step in renamed.items() if step.row.key in of_source}
     return refused | tails.refused(connection, [(one.key, one.step) for one in new if isinstance(one.step, TailOf)])
 
 
-def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
+def _upload_step(new: NewObject) -> UploadStep | None:
+    """Return the step of an upload that recording this object takes."""
+    step = new.step.completion if isinstance(new.step, RenameOf) else new.step
+    return step if isinstance(step, PartOf | CompletionOf) else None
+
+
+def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingId], in_time: InTime) -> None:
     """Raise RecordedBefore if an earlier call recorded one of these records, whose objects are refused now."""
     records = [landing_id for landing_id in landing_ids if in_log(landing_id)]
     if not records or in_time.again:
@@ -401,7 +458,7 @@ def _require_not_recorded(connection: Connection, landing_ids: Sequence[LandingI
         raise RecordedBefore
 
 
-def _answer(one: NewObject, current: ObjectRow | None, in_time: _InTime) -> ObjectRow | Transient | None:
+def _answer(one: NewObject, current: ObjectRow | None, in_time: InTime) -> ObjectRow | Transient | None:
     """Return the row that an earlier call recorded for this landing copy, or the error if it must not be recorded, or
     None if it may be recorded now."""
     if one.landing_id is None:
@@ -512,7 +569,8 @@ def _insert(
     return {one.key: _landed(one, ids[one.key.bucket, one.key.name], numbers[one.key], now_ms) for one in new}
 
 
-def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
+def claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
+    """Remove the reservations of these copies, which objects have now, from the deletion queue."""
     reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
     if reserved:
         taken = delete_listed(connection, LANDING_DELETIONS, _D.landing_id, IDS, "id")
@@ -520,7 +578,7 @@ def _claim(connection: Connection, landing_ids: Sequence[LandingId]) -> None:
         require_all(claimed, len(set(reserved)), "reserved landing copies")
 
 
-def _keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None, ObjectRow]], now_ms: int) -> None:
+def keep_copies(connection: Connection, empty: Sequence[tuple[LandingId | None, ObjectRow]], now_ms: int) -> None:
     """Queue the copies of empty objects for deletion after EMPTY_COPY_MS. Until then, a rebuild of the metadata finds
     the objects in them; blocks never contain empty objects."""
     kept = [
@@ -543,12 +601,12 @@ def _give_up(connection: Connection, landing_ids: Sequence[LandingId], now_ms: i
     have no right to update entries."""
     reserved = [landing_id for landing_id in landing_ids if not in_log(landing_id)]
     if reserved:
-        _claim(connection, reserved)
+        claim(connection, reserved)
         due = {"object_id": None, "version": None, "not_before_ms": now_ms, "doomed": False}
         connection.execute(insert(LANDING_DELETIONS), [{"landing_id": one, **due} for one in sorted(reserved)])
 
 
-def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: _InTime) -> None:
+def _require_first(connection: Connection, landing_ids: Sequence[LandingId], in_time: InTime) -> None:
     """Raise RecordedBefore if the queue has an entry of one of these records, whose rows are written already."""
     if _any_entry(connection, [landing_id for landing_id in landing_ids if in_log(landing_id)]):
         if in_time.has_records:

@@ -108,14 +108,16 @@ class Burial:
         return sorted(block_id for block_id in self._by_block if block_id not in found)
 
 
-def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int) -> None:
+def release(connection: Connection, rows: Sequence[ObjectRow], not_before_ms: int, *, moved: bool = False) -> None:
     """Release the landing copies and blocks of these versions. Their rows must be locked; the caller removes or
     overwrites them.
 
     `not_before_ms` is the present, from which landing copies may be deleted. The dead versions are noted for
-    `Survival.watch_deaths`. Raises Locked if one of the versions is locked.
+    `Survival.watch_deaths`. Raises Locked if one of the versions is locked, unless they are only copies of versions of
+    another cell (`moved`).
     """
-    require_unlocked(connection, rows)
+    if not moved:
+        require_unlocked(connection, rows)
     usage.uncounts(connection, rows)
     if rows:
         note(connection, (rows, not_before_ms))

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
-from nos_ec.adapters.sql.objects import usage
+from nos_ec.adapters.sql.objects import journal, usage
 from nos_ec.adapters.sql.objects.locks import locked_among, require_unlocked
 from nos_ec.adapters.sql.objects.release_version import release
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
@@ -36,6 +36,7 @@ from nos_ec.adapters.sql.tables.rows import (
     trash_place,
 )
 from nos_ec.adapters.sql.tables.schema import OBJECTS, TRASHED_BYTES
+from nos_ec.core.formats.journal import EntryKind
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.metadata import ObjectRow, TrashMark, TrashPage, Undeleted
 
@@ -84,10 +85,14 @@ def put_into(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, unt
     one of the versions."""
     require_unlocked(connection, rows)
     usage.uncounts(connection, rows)
-    listed = _MARKS.dump(
-        (object_id, trash_mark(until_ms, object_id, now_ms)) for object_id in sorted(row.object_id for row in rows)
-    )
-    require_all(connection.execute(PUT_INTO, listed).rowcount, len(rows), "objects")
+    journal.add(connection, EntryKind.TRASHED, rows, now_ms, until_ms)
+    mark(connection, [(row.object_id, until_ms, now_ms) for row in rows])
+
+
+def mark(connection: Connection, placed: Sequence[tuple[int, int, int]]) -> None:
+    """Mark rows with these object ids as being in the trash: until when, and since when."""
+    listed = _MARKS.dump((object_id, trash_mark(until_ms, object_id, ms)) for object_id, until_ms, ms in sorted(placed))
+    require_all(connection.execute(PUT_INTO, listed).rowcount, len(placed), "objects")
 
 
 class SqlTrash(SqlPart):
@@ -114,7 +119,7 @@ class SqlTrash(SqlPart):
         return [marked_row(row) for row in connection.execute(EXPIRED, bounds)]
 
     def purge_trash(self, rows: Sequence[ObjectRow], now_ms: int) -> list[ObjectRow]:
-        return self._write(_purge_trash, rows, now_ms) if rows else []
+        return self._change([row.key for row in rows], _purge_trash, rows, now_ms) if rows else []
 
 
 def _in_bucket(query: Select[Any], bucket: str, prefix: str) -> Select[Any]:
@@ -136,10 +141,11 @@ def _purge_trash(connection: Connection, rows: Sequence[ObjectRow], now_ms: int)
     return gone
 
 
-def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> None:
+def remove_rows(connection: Connection, rows: Sequence[ObjectRow], now_ms: int, *, moved: bool = False) -> None:
     """Remove these rows, and release their landing copies and blocks. The rows must be locked. Raises Locked if an
-    object lock protects one of the versions."""
-    release(connection, rows, now_ms)
+    object lock protects one of the versions, unless they are only copies of versions of another cell (`moved`)."""
+    journal.add(connection, EntryKind.REMOVED, rows)
+    release(connection, rows, now_ms, moved=moved)
     listed = OBJECT_IDS.dump(sorted((row.object_id, row.version) for row in rows))
     gone = delete_listed(connection, OBJECTS, _O.object_id, OBJECT_IDS, "object_id")
     require_all(connection.execute(gone, listed).rowcount, len(rows), "objects")
@@ -165,6 +171,7 @@ def undelete(connection: Connection, rows: Sequence[ObjectRow]) -> Undeleted:
         # If one of the keys is PUT meanwhile, this fails as a duplicate, and the transaction is run again.
         require_all(connection.execute(BRING_BACK, OBJECT_IDS.dump(listed)).rowcount, len(listed), "objects")
         usage.counts(connection, [row for row in back if row.trash_until_ms is not None])
+    journal.add(connection, EntryKind.UNDELETED, (row for row in back if row.trash_until_ms is not None))
     already = frozenset(row.object_id for row in back if row.trash_until_ms is None)
     return Undeleted([replace(row, trash_until_ms=None, trashed_ms=None) for row in back], already)
 

@@ -1,4 +1,4 @@
-"""Rows of multipart uploads, and the steps that they take when objects are recorded or released.
+"""Rows of multipart uploads, and their changes when objects are recorded or released.
 
 All transactions lock rows of objects before rows of uploads.
 """
@@ -17,9 +17,9 @@ from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, delete_listed, id_rows, name_range, require_all
 from nos_ec.adapters.sql.tables.schema import ID_BYTES, UPLOADS, utf8
 from nos_ec.core.deadlines import PARTS_GRACE_MS, WAIT_MS_MAX
-from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSuchUpload
+from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import UploadId, composition_of
+from nos_ec.core.parts import UploadId, composition_of, upload_of_part
 from nos_ec.ports.metadata.objects import ObjectRow
 from nos_ec.ports.metadata.uploads import CompletionOf, UploadRow, UploadState, UploadStep
 
@@ -41,6 +41,8 @@ _SET = UpdateListed(UPLOADS).where(_U.upload_id == IDS["id"])
 _SINCE = bindparam("since", type_=BigInteger)
 COMPLETE = _SET.values(state=_COMPLETED, since_ms=_SINCE, attributes=None)
 DOOM = _SET.values(state=_DOOMED, since_ms=_SINCE, attributes=None)
+REOPEN = _SET.values(state=_OPEN, since_ms=_SINCE)
+"""Reopens an upload, or lets it count as begun now."""
 _BY_TIME = by_index(select(*_COLUMNS), UPLOADS, "uploads_by_time").order_by(_U.state, _U.since_ms, _U.upload_id)
 OLD = _BY_TIME.where(_U.state == _OPEN, _U.since_ms < bindparam("before")).limit(bindparam("rows_max"))
 DUE = _BY_TIME.where(
@@ -62,16 +64,14 @@ _LAST_MS = 2**63 - 1
 class SqlUploads(SqlPart):
     """`Uploads` of the port."""
 
-    @writes
-    def create_upload(self, connection: Connection, new: UploadRow) -> None:
-        if _upload(connection, new.upload_id) is None:
-            connection.execute(insert(UPLOADS).values(_values(new)))
+    def create_upload(self, new: UploadRow) -> None:
+        self._write(self._gated(_create_upload, buckets=[new.key.bucket], begins_upload=True), new)
 
     def upload(self, upload_id: UploadId) -> UploadRow | None:
         return self._read(_upload, upload_id)
 
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
-        return self._read(_list_uploads, bucket, prefix, after, limit)
+        return self._read_in(bucket, _list_uploads, bucket, prefix, after, limit)
 
     @writes
     def abort_upload(self, connection: Connection, upload_id: UploadId, now_ms: int) -> bool:
@@ -81,14 +81,8 @@ class SqlUploads(SqlPart):
         _doom(connection, [upload_id], now_ms)
         return True
 
-    @writes
-    def abort_uploads(self, connection: Connection, bucket: str, limit: int, now_ms: int) -> int:
-        rows = _list_uploads(connection, bucket, "", None, limit)
-        still = [
-            row.upload_id for row in _locked(connection, [row.upload_id for row in rows]).values() if row.state is _OPEN
-        ]
-        _doom(connection, still, now_ms)
-        return len(rows)
+    def abort_uploads(self, bucket: str, limit: int, now_ms: int) -> int:
+        return self._change_buckets([bucket], _abort_uploads, bucket, limit, now_ms)
 
     @reads
     def old_uploads(self, connection: Connection, before_ms: int, limit: int) -> list[UploadRow]:
@@ -109,8 +103,9 @@ class SqlUploads(SqlPart):
         return [_row(row) for row in connection.execute(DUE, bounds | {"until_ms": _LAST_MS})]
 
     @writes
-    def forget_upload(self, connection: Connection, upload_id: UploadId) -> None:
-        connection.execute(delete(UPLOADS).where(_U.upload_id == upload_id, _U.state == _DOOMED))
+    def forget_upload(self, connection: Connection, doomed: UploadRow) -> None:
+        same = _U.upload_id == doomed.upload_id, _U.state == _DOOMED, _U.since_ms == doomed.since_ms
+        connection.execute(delete(UPLOADS).where(*same))
 
     @reads
     def uploads_after(self, connection: Connection, after: UploadId | None, limit: int) -> list[UploadRow]:
@@ -123,6 +118,11 @@ class SqlUploads(SqlPart):
     def restore_uploads(self, rows: Sequence[UploadRow]) -> None:
         if rows:
             self._write(_restore_uploads, rows)
+
+
+def _create_upload(connection: Connection, new: UploadRow) -> None:
+    if _upload(connection, new.upload_id) is None:
+        connection.execute(insert(UPLOADS).values(_values(new)))
 
 
 def _upload(connection: Connection, upload_id: UploadId) -> UploadRow | None:
@@ -149,6 +149,15 @@ def _from(prefix: str, after: tuple[str, UploadId] | None) -> list[Any]:
         name, upload_id = bindparam("after_name", utf8(after[0]), type_=LargeBinary), after[1]
         bounds += [_U.name >= name, or_(_U.name > name, and_(_U.name == name, _U.upload_id > upload_id))]
     return bounds
+
+
+def _abort_uploads(connection: Connection, bucket: str, limit: int, now_ms: int) -> int:
+    rows = _list_uploads(connection, bucket, "", None, limit)
+    still = [
+        row.upload_id for row in _locked(connection, [row.upload_id for row in rows]).values() if row.state is _OPEN
+    ]
+    _doom(connection, still, now_ms)
+    return len(rows)
 
 
 def _restore_uploads(connection: Connection, rows: Sequence[UploadRow]) -> None:
@@ -189,9 +198,46 @@ def take_steps(
     return refused
 
 
+def is_still_doomed(connection: Connection, doomed: UploadRow) -> bool:
+    """Return whether an upload is DOOMED, and since the same time. Then this stays so until the transaction ends. The
+    rows of the parts that it deletes must be locked before."""
+    row = _locked(connection, [doomed.upload_id]).get(doomed.upload_id)
+    return row is not None and (row.state, row.since_ms) == (_DOOMED, doomed.since_ms)
+
+
+def open_copied(connection: Connection, new: UploadRow) -> bool:
+    """Make an upload OPEN, unless it is COMPLETED, as `Moves.open_copied_upload` of the port promises."""
+    row = _locked(connection, [new.upload_id]).get(new.upload_id)
+    if row is None:
+        connection.execute(insert(UPLOADS).values(_values(new)))
+    elif row.state is _COMPLETED:
+        return False
+    else:
+        connection.execute(REOPEN, {**id_rows([new.upload_id]), "since": new.since_ms})
+    return True
+
+
+def follow_copies(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> None:
+    """Make the uploads COMPLETED of which these copies are composed, and let those count as begun now to which some of
+    them belong. Raises Transient if one of them is not OPEN."""
+    composed = {found.upload_id for row in rows if (found := row.composition) is not None}
+    wanted = composed | {of_part for row in rows if (of_part := upload_of_part(row.key)) is not None}
+    if not wanted:
+        return
+    known = _locked(connection, sorted(wanted))
+    for upload_id in sorted(wanted):
+        if upload_id not in known or known[upload_id].state is not _OPEN:
+            raise Transient(
+                f"metadata: upload {upload_id.hex()} was aborted, or completed, while its bucket was moved; try again"
+            )
+    for change, ids in ((COMPLETE, composed), (REOPEN, wanted - composed)):
+        if ids:
+            connection.execute(change, {**id_rows(sorted(ids)), "since": now_ms})
+
+
 def release_parts(connection: Connection, rows: Iterable[ObjectRow], now_ms: int) -> None:
-    """Doom the uploads of the composed objects among these, as of PARTS_GRACE_MS later, so that running GETs can still
-    read the parts."""
+    """Doom the uploads whose objects are released, but only from PARTS_GRACE_MS after `now_ms`, so that GETs that are
+    running can still read the parts. Rows of objects that were not uploaded in parts are ignored."""
     found = []
     for row in rows:
         try:

@@ -47,13 +47,13 @@ from nos_ec.adapters.sql.tables.schema import (
     utf8,
 )
 from nos_ec.core.killpoints import kill_point
-from nos_ec.core.quotas.quota import account_record, metered_bucket
+from nos_ec.core.quotas.quota import account_record, limits_usage, metered_bucket
 from nos_ec.core.versions import VERSION_MAX
 from nos_ec.ports.metadata import ROOT_ACCOUNT, DocumentKind, ObjectRow, QuotaFacts
 from nos_ec.ports.metadata.buckets import METERED_MS, NOTHING, BucketUsage, SizesPage, Sums
 
 _BUCKETS_MAX = 10_000
-"""Buckets of which a process remembers whether they are metered."""
+"""For at most this many buckets, a process remembers whether they are metered."""
 _NOTED = "nos_ec_usage"
 """A key of Connection.info, present if the store counts usage: (rows, 1 or -1) of what the transaction changes."""
 
@@ -111,24 +111,20 @@ OLDEST = (
     .order_by(_C.change_id)
     .limit(bindparam("rows_max"))
 )
-_ADD = (
+_CORRECT = (
     update(BUCKET_USAGE)
     .where(_U.bucket == bindparam("of_bucket", type_=_U.bucket.type))
     .values(
         bytes=_U.bytes + bindparam("more_bytes", type_=BigInteger),
         objects=_U.objects + bindparam("more_objects", type_=BigInteger),
-        changed_bytes=_U.changed_bytes + bindparam("more_changed_bytes", type_=BigInteger),
-        changed_objects=_U.changed_objects + bindparam("more_changed_objects", type_=BigInteger),
     )
 )
-_SETTLE = (
-    update(BUCKET_USAGE)
-    .where(_U.bucket == bindparam("of_bucket", type_=_U.bucket.type))
-    .values(
-        bytes=_U.bytes + bindparam("more_bytes", type_=BigInteger),
-        objects=_U.objects + bindparam("more_objects", type_=BigInteger),
-        counted_ms=bindparam("at_ms", type_=BigInteger),
-    )
+_ADD = _CORRECT.values(
+    changed_bytes=_U.changed_bytes + bindparam("more_changed_bytes", type_=BigInteger),
+    changed_objects=_U.changed_objects + bindparam("more_changed_objects", type_=BigInteger),
+)
+_SETTLE = _CORRECT.where(_U.since_ms == bindparam("since"), _U.counted_ms.is_(None)).values(
+    counted_ms=bindparam("at_ms", type_=BigInteger)
 )
 _NAME = bindparam("after", type_=_O.name.type)
 _CURRENT = (
@@ -283,7 +279,7 @@ class SqlUsage(SqlPart):
         if body is not None:
             found = _usages(connection.execute(ONE, {"bucket": bucket}).all(), named=bucket)
             used = found[0].held if found and found[0].counted_ms is not None else None
-        if stored is not None:
+        if stored is not None and limits_usage(stored):
             of_account = sum((Sums(*one) for one in connection.execute(OF_ACCOUNT, {"owner": account})), NOTHING)
         return QuotaFacts(bucket, account, body, stored, used, of_account)
 
@@ -296,9 +292,9 @@ class SqlUsage(SqlPart):
         return 0
 
     @writes
-    def settle_usage(self, connection: Connection, bucket: str, correction: Sums, now_ms: int) -> bool:
+    def settle_usage(self, connection: Connection, bucket: str, since_ms: int, correction: Sums, now_ms: int) -> bool:
         more = {"more_bytes": correction.bytes, "more_objects": correction.objects, "at_ms": now_ms}
-        return connection.execute(_SETTLE, {"of_bucket": bucket, **more}).rowcount == 1
+        return connection.execute(_SETTLE, {"of_bucket": bucket, "since": since_ms, **more}).rowcount == 1
 
     @reads
     def current_sizes(self, connection: Connection, bucket: str, after: str, limit: int) -> SizesPage:
@@ -318,8 +314,9 @@ class SqlUsage(SqlPart):
 
 
 def meter_if_limited(connection: Connection, bucket: str, owner: str, now_ms: int) -> None:
-    """Meter a bucket if its new owner has a quota."""
-    if connection.execute(ACCOUNT_QUOTA, {"key": account_record(owner)}).first() is not None:
+    """Meter a bucket if bytes or objects of its new owner are limited."""
+    stored = connection.execute(ACCOUNT_QUOTA, {"key": account_record(owner)}).scalar()
+    if stored is not None and limits_usage(stored):
         _meter_bucket(connection, bucket, now_ms)
 
 

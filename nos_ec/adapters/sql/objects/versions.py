@@ -59,6 +59,7 @@ from nos_ec.adapters.sql.objects.make_noncurrent import (
     discard,
     entry_of,
     highest_numbers,
+    insert_markers,
     is_unchanged,
     lock_rows,
     named,
@@ -156,30 +157,11 @@ HOLDS_VERSION = (
 class SqlVersions(NotifyingPart):
     """`Versions` of the port, and `undelete` of `Trash`."""
 
-    @reads
-    def version(self, connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
-        # A noncurrent version may become current between two statements, so look again.
-        for _ in range(3):
-            current = object_rows.find(connection, key)
-            if current is not None and _is_asked(current, version):
-                return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
-            found = connection.execute(*_asked(key, version)).first()
-            if found is None:
-                again = object_rows.find(connection, key)
-                if again is None or (current is not None and again.version == current.version):
-                    break
-                continue
-            if found.object_id is None:
-                return entry_of(found, None, is_latest=current is None and _is_newest(connection, found))
-            row = connection.execute(ROW, {"object_id": found.object_id}).first()
-            if row is not None and row.trashed < FIRST_MARK:
-                return entry_of(found, marked_row(row))
-        raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
+    def version(self, key: ObjectKey, version: int | None) -> VersionEntry:
+        return self._read_in(key.bucket, _find_version, key, version)
 
-    @reads
-    def latest_marker(self, connection: Connection, key: ObjectKey) -> VersionEntry | None:
-        newest = connection.execute(NEWEST, named(key)).first()
-        return None if newest is None or newest.object_id is not None else entry_of(newest, None, is_latest=True)
+    def latest_marker(self, key: ObjectKey) -> VersionEntry | None:
+        return self._read_in(key.bucket, _latest_marker, key)
 
     @reads
     def same_version(self, connection: Connection, row: ObjectRow) -> ObjectRow | None:
@@ -192,7 +174,7 @@ class SqlVersions(NotifyingPart):
         self, bucket: str, prefix: str, delimiter: str, after: tuple[str, int | None], limit: int, budget_ms: int
     ) -> VersionPage:
         end_s = end_of(budget_ms)
-        return self._read(_list_versions, bucket, prefix, delimiter, after, limit, end_s)
+        return self._read_in(bucket, _list_versions, bucket, prefix, delimiter, after, limit, end_s)
 
     def delete_versions(
         self, deletions: Sequence[VersionDeletion], now_ms: int, until_ms: int | None = None
@@ -201,13 +183,14 @@ class SqlVersions(NotifyingPart):
         events = self._writer(one.key.bucket for one in deletions)
         while deletions:
             try:
-                return self._write_again(delete_all, deletions, now_ms, until_ms, locked, events)
+                keys = [one.key for one in deletions]
+                return self._change_again(keys, delete_all, deletions, now_ms, until_ms, locked, events)
             except _LockedAt as refused:
                 locked[refused.index] = refused.error
         return []
 
     def undelete(self, rows: Sequence[ObjectRow]) -> Undeleted:
-        return self._write(_undelete, rows) if rows else Undeleted([], frozenset())
+        return self._change([row.key for row in rows], _undelete, rows) if rows else Undeleted([], frozenset())
 
     @reads
     def markers_after(self, connection: Connection, after: tuple[ObjectKey, int] | None, limit: int) -> list[MarkerRow]:
@@ -246,6 +229,32 @@ class SqlVersions(NotifyingPart):
     ) -> list[tuple[ObjectKey, int, int | None]]:
         rows = connection.execute(_after_version(select(*COLUMNS), after).limit(limit))
         return [(ObjectKey(row.bucket, row.name), VERSION_MAX - row.age_rank, row.object_id) for row in rows]
+
+
+# --- looking up ---------------------------------------------------------------------------------------
+def _find_version(connection: Connection, key: ObjectKey, version: int | None) -> VersionEntry:
+    # A noncurrent version may become current between two statements, so look again.
+    for _ in range(3):
+        current = object_rows.find(connection, key)
+        if current is not None and _is_asked(current, version):
+            return VersionEntry(key, current.version, current.created_ms, not current.has_version_id, current, True)
+        found = connection.execute(*_asked(key, version)).first()
+        if found is None:
+            again = object_rows.find(connection, key)
+            if again is None or (current is not None and again.version == current.version):
+                break
+            continue
+        if found.object_id is None:
+            return entry_of(found, None, is_latest=current is None and _is_newest(connection, found))
+        row = connection.execute(ROW, {"object_id": found.object_id}).first()
+        if row is not None and row.trashed < FIRST_MARK:
+            return entry_of(found, marked_row(row))
+    raise NotFound(f"object {key} has no version {'null' if version is None else version}", key=key)
+
+
+def _latest_marker(connection: Connection, key: ObjectKey) -> VersionEntry | None:
+    newest = connection.execute(NEWEST, named(key)).first()
+    return None if newest is None or newest.object_id is not None else entry_of(newest, None, is_latest=True)
 
 
 # --- with PUTs ----------------------------------------------------------------------------------------
@@ -624,7 +633,7 @@ def _after_version(query: Select[Any], after: tuple[ObjectKey, int] | None) -> S
 def _restore_markers(connection: Connection, rows: Sequence[MarkerRow]) -> None:
     found = [{"of_bucket": row.key.bucket, "of_name": row.key.name, "of_rank": rank_of(row.version)} for row in rows]
     connection.execute(REMOVE, found)
-    add_markers(connection, rows)
+    insert_markers(connection, rows)
 
 
 def _settle_versions(connection: Connection, rows: Sequence[ObjectRow]) -> None:

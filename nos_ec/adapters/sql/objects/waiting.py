@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Delete, Select, bindparam, delete, insert, select
@@ -29,7 +30,12 @@ _STILL_THERE = looked_up(select(_W.landing_id).join_from(IDS.table, WAITING, _W.
 
 def enter(connection: Connection, landed: Iterable[tuple[ObjectRow, int]]) -> None:
     """Add these rows with their due times. They must be locked. Rows without a landing copy are left out."""
-    rows = [
+    insert_rows(connection, rows_of(landed))
+
+
+def rows_of(landed: Iterable[tuple[ObjectRow, int]]) -> list[dict[str, Any]]:
+    """Return what `insert_rows` takes for these rows of objects, with their due times."""
+    return [
         {
             "landing_id": row.landing_id,
             "object_id": row.object_id,
@@ -41,6 +47,10 @@ def enter(connection: Connection, landed: Iterable[tuple[ObjectRow, int]]) -> No
         for row, due_ms in landed
         if row.landing_id is not None
     ]
+
+
+def insert_rows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows of waiting objects. See `enter`."""
     if rows:
         connection.execute(_INSERT, rows)
 

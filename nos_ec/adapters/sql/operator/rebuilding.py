@@ -8,13 +8,15 @@ such rows consist of the latest time and the version, and the index of keys find
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table, and_, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from nos_ec.adapters.sql.objects import waiting
+from nos_ec.adapters.sql.objects import journal, waiting
+from nos_ec.adapters.sql.objects.make_noncurrent import REMOVE, insert_markers, rank_of
+from nos_ec.adapters.sql.objects.trash import BRING_BACK
 from nos_ec.adapters.sql.tables import store_info
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
@@ -22,6 +24,7 @@ from nos_ec.adapters.sql.tables.rows import (
     IDS,
     LIVE,
     OBJECT_COLUMNS,
+    OBJECT_IDS,
     TRASH_COLUMNS,
     UNTIL_BYTES,
     by_keys,
@@ -37,8 +40,10 @@ from nos_ec.adapters.sql.tables.schema import (
     BLOCKS,
     BUCKET_USAGE,
     BUCKETS,
+    CHANGED_NAMES,
     COUNTERS,
     ID_BYTES,
+    JOURNAL,
     LANDING_DELETIONS,
     LANDING_SEGMENTS,
     OBJECTS,
@@ -56,7 +61,7 @@ from nos_ec.core.errors import Conflict, Locked
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES, LandingId, ObjectKey, in_log, log_of
 from nos_ec.core.states import BlockState
-from nos_ec.ports.metadata import BlockRow, ObjectRow, QueueEntry, Rebuilt, SegmentRow
+from nos_ec.ports.metadata import BlockRow, ObjectRow, PreparedRows, QueueEntry, Rebuilt, Replay, SegmentRow
 from nos_ec.ports.metadata.rebuilding import UNSETTLED_MS
 
 _O, _S, _D, _W, _B, _I = OBJECTS.c, SEGMENTS.c, LANDING_DELETIONS.c, WAITING.c, BLOCKS.c, STORE_INFO.c
@@ -104,6 +109,8 @@ class SqlRebuilding(SqlPart):
             OUTBOX,
             BUCKET_USAGE,
             USAGE_CHANGES,
+            JOURNAL,
+            CHANGED_NAMES,
         ):
             if connection.execute(select(exists().select_from(table))).scalar():
                 raise Conflict(
@@ -115,28 +122,27 @@ class SqlRebuilding(SqlPart):
     def load(
         self, connection: Connection, objects: Sequence[Rebuilt], deletions: Sequence[QueueEntry], state: str
     ) -> None:
-        current: dict[ObjectKey, Rebuilt] = {}
-        named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
-        for one in objects:
-            if one.row.trash_until_ms is not None:
-                continue
-            known = current.get(one.row.key)
-            if known is None or known.row.version <= one.row.version:
-                current[one.row.key] = one
-            older = known if known is None or known.row.version <= one.row.version else one
-            if older is not None and _are_versions(older.row, current[one.row.key].row):
-                named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
-        objects = [*current.values(), *named.values()]
-        try:
-            with connection.begin_nested():
-                _insert(connection, objects, 0)
-        except IntegrityError:  # a page before had another row of a key, because the store worked while it was dumped
+        current, named = _loaded(objects)
+        prepared = _prepared([*current.values(), *named.values()], 0)
+        if not _try_insert(connection, prepared):
             _clear_way(connection, current, named)
-            _insert(connection, objects, 0)
-        _unqueue(connection, objects)
+            _insert(connection, prepared)
+        _unqueue(connection, prepared)
         landed = _landed(connection, deletions)
         _queue(connection, [entry for entry in deletions if entry.landing_id not in landed])
         _write_state(connection, state)
+
+    def prepare(self, objects: Sequence[Rebuilt]) -> PreparedRows:
+        current, named = _loaded(objects)
+        return PreparedRows(_prepared([*current.values(), *named.values()], 0))
+
+    @writes
+    def load_prepared(self, connection: Connection, prepared: PreparedRows, state: str) -> bool:
+        if not _try_insert(connection, prepared.rows):
+            return False
+        _unqueue(connection, prepared.rows)
+        _write_state(connection, state)
+        return True
 
     def rows_of(self, keys: Collection[ObjectKey]) -> dict[ObjectKey, ObjectRow]:
         return self._read(_rows_of, keys) if keys else {}
@@ -156,6 +162,9 @@ class SqlRebuilding(SqlPart):
         if rows:
             self._write(_remove, rows, now_ms)
 
+    def replay(self, changes: Replay, now_ms: int, state: str) -> None:
+        self._write(_replay, changes, now_ms, state)
+
     def enter_blocks(self, blocks: Sequence[BlockRow]) -> None:
         if blocks:
             self._write(_enter_blocks, blocks)
@@ -164,14 +173,44 @@ class SqlRebuilding(SqlPart):
         if segments:
             self._write(_enter_segments, segments)
 
-    def finish_rebuild(self, geometry: Geometry, epoch_min: int) -> None:
-        self._write(_finish_rebuild, geometry, epoch_min)
+    def finish_rebuild(self, geometry: Geometry, epoch_min: int, journal_number: int) -> None:
+        self._write(_finish_rebuild, geometry, epoch_min, journal_number)
         self._geometry = geometry
 
 
 def _write_state(connection: Connection, now: str) -> None:
     connection.execute(delete(STORE_INFO).where(_STATE))
     connection.execute(insert(STORE_INFO).values(name="rebuild", value=now))
+
+
+_Named = dict[tuple[ObjectKey, int], Rebuilt]
+
+
+def _loaded(objects: Sequence[Rebuilt]) -> tuple[dict[ObjectKey, Rebuilt], _Named]:
+    """Return which of these rows a page of a dump leaves: the current versions, and those that go into the trash."""
+    current: dict[ObjectKey, Rebuilt] = {}
+    named = {_named(one.row): one for one in objects if one.row.trash_until_ms is not None}
+    for one in objects:
+        if one.row.trash_until_ms is not None:
+            continue
+        known = current.get(one.row.key)
+        if known is None or known.row.version <= one.row.version:
+            current[one.row.key] = one
+        older = known if known is None or known.row.version <= one.row.version else one
+        if older is not None and _are_versions(older.row, current[one.row.key].row):
+            named[_named(older.row)] = replace(older, row=replace(older.row, trash_until_ms=0))
+    return current, named
+
+
+def _try_insert(connection: Connection, prepared: _Prepared) -> bool:
+    """Insert rows. Return False, and insert nothing, if a page before had another row of a key, because the store
+    worked while it was dumped."""
+    try:
+        with connection.begin_nested():
+            _insert(connection, prepared)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _are_versions(older: ObjectRow, newer: ObjectRow) -> bool:
@@ -246,8 +285,9 @@ def _has_bytes_of(row: ObjectRow, old: ObjectRow) -> bool:
 def _place(connection: Connection, rebuilt: Sequence[Rebuilt], now_ms: int) -> None:
     _require_kept(rebuilt)
     _delete(connection, [one.instead_of for one in rebuilt if one.instead_of is not None])
-    _insert(connection, rebuilt, now_ms)
-    _unqueue(connection, rebuilt)
+    prepared = _prepared(rebuilt, now_ms)
+    _insert(connection, prepared)
+    _unqueue(connection, prepared)
     _queue(connection, [entry for one in rebuilt for entry in _released(one, now_ms)])
 
 
@@ -268,6 +308,33 @@ def _remove(connection: Connection, rows: Sequence[ObjectRow], now_ms: int | Non
         return
     copies = [row.landing_id for row in rows if row.landing_id is not None and not in_log(row.landing_id)]
     _queue(connection, [QueueEntry(copy, None, 0, now_ms + QUARANTINE_MS, False) for copy in copies])
+
+
+def _replay(connection: Connection, changes: Replay, now_ms: int, state: str) -> None:
+    named = [(row.key, row.version) for row in (*changes.removed, *changes.trashed) if row.is_noncurrent]
+    if ranks := [_rank(key, version) for key, version in (*named, *changes.unmarked)]:
+        connection.execute(REMOVE, ranks)
+    _delete(connection, changes.removed)
+    copies = [(row.landing_id, row) for row in changes.removed if row.landing_id is not None]
+    _queue(connection, [QueueEntry(copy, row.object_id, row.version, now_ms, False) for copy, row in copies])
+    if changes.trashed:
+        connection.execute(_SET_ASIDE, _MARKS.dump(sorted((row.object_id, _mark(row)) for row in changes.trashed)))
+    if changes.restored:
+        listed = sorted((row.object_id, row.version) for row in changes.restored)
+        connection.execute(BRING_BACK, OBJECT_IDS.dump(listed))
+    if changes.markers:
+        insert_markers(connection, changes.markers)
+    _write_state(connection, state)
+
+
+def _rank(key: ObjectKey, version: int) -> dict[str, Any]:
+    return {"of_bucket": key.bucket, "of_name": key.name, "of_rank": rank_of(version)}
+
+
+def _mark(row: ObjectRow) -> bytes:
+    if row.trash_until_ms is None:
+        return _unsettled(row.version)
+    return trash_mark(row.trash_until_ms, row.object_id, row.trashed_ms or 0)
 
 
 def _enter_blocks(connection: Connection, blocks: Sequence[BlockRow]) -> None:
@@ -318,18 +385,26 @@ def _enter_segments(connection: Connection, segments: Sequence[SegmentRow]) -> N
     )
 
 
-def _finish_rebuild(connection: Connection, geometry: Geometry, epoch_min: int) -> None:
+def _finish_rebuild(connection: Connection, geometry: Geometry, epoch_min: int, journal_number: int) -> None:
+    connection.execute(update(COUNTERS).where(COUNTERS.c.name == journal.NUMBER).values(value=journal_number))
     epoch = COUNTERS.c.name == "lease_epoch"
     connection.execute(update(COUNTERS).where(epoch, COUNTERS.c.value < epoch_min).values(value=epoch_min))
     connection.execute(delete(STORE_INFO).where(_STATE))
     store_info.bind_geometry(connection, geometry)
 
 
-def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> None:
-    if not rebuilt:
-        return
-    _insert_raw(connection, OBJECTS, _INSERTED, map(_values, rebuilt))
-    waiting.enter(connection, ((one.row, due_ms) for one in rebuilt))
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Rows for the tables of objects (as tuples, `_INSERTED`), of objects that wait, and of segments. copies: the
+    landing copies of the objects."""
+
+    objects: list[tuple[Any, ...]]
+    waiting: list[dict[str, Any]]
+    parts: list[dict[str, Any]]
+    copies: list[LandingId]
+
+
+def _prepared(rebuilt: Sequence[Rebuilt], due_ms: int) -> _Prepared:
     parts = [
         {
             "object_id": one.row.object_id,
@@ -343,8 +418,17 @@ def _insert(connection: Connection, rebuilt: Sequence[Rebuilt], due_ms: int) -> 
         for one in rebuilt
         for number, part in enumerate(one.parts)
     ]
-    if parts:
-        connection.execute(insert(SEGMENTS), parts)
+    copies = [one.row.landing_id for one in rebuilt if one.row.landing_id is not None]
+    landed = waiting.rows_of((one.row, due_ms) for one in rebuilt)
+    return _Prepared(list(map(_values, rebuilt)), landed, parts, copies)
+
+
+def _insert(connection: Connection, prepared: _Prepared) -> None:
+    if prepared.objects:
+        _insert_raw(connection, OBJECTS, _INSERTED, prepared.objects)
+    waiting.insert_rows(connection, prepared.waiting)
+    if prepared.parts:
+        connection.execute(insert(SEGMENTS), prepared.parts)
 
 
 _INSERTED = (
@@ -395,9 +479,8 @@ def _landed(connection: Connection, entries: Sequence[QueueEntry]) -> set[Landin
     return {LandingId(found) for (found,) in connection.execute(_LANDED, listed)}
 
 
-def _unqueue(connection: Connection, rebuilt: Sequence[Rebuilt]) -> None:
-    copies = [one.row.landing_id for one in rebuilt if one.row.landing_id is not None]
-    _delete_ids(connection, LANDING_DELETIONS, _D.landing_id, copies)
+def _unqueue(connection: Connection, prepared: _Prepared) -> None:
+    _delete_ids(connection, LANDING_DELETIONS, _D.landing_id, prepared.copies)
 
 
 def _queue(connection: Connection, entries: Sequence[QueueEntry]) -> None:

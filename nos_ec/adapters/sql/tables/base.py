@@ -9,17 +9,19 @@ is written in the port (nos_ec.ports.metadata).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from nos_ec.adapters.sql.driver.transactions import Overtaken, Transactions, Work
 from nos_ec.adapters.sql.tables import store_info
-from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.adapters.sql.tables.gate import Gate, read_number
+from nos_ec.core.errors import ConfigError, NotFound, Transient
 from nos_ec.core.geometry import Geometry
+from nos_ec.core.ids import ObjectKey
 from nos_ec.ports.metadata import AccessOf
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class SqlPart:
         self._write = self._transactions.write
         self._geometry: Geometry | None = None
         self._access_changed: Callable[[AccessOf, str], object] = lambda _of, _name: None
+        self._gate: Gate | None = None
+        """The gate of a cell; None in a store without cells, where no bucket is ever moved."""
 
     def _write_again(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` as `_write` does, and run it again when it raises Overtaken. Raises Transient after
@@ -62,6 +66,54 @@ class SqlPart:
                 if not tries_left:
                     raise Transient("metadata: others changed the same object again and again; try again") from None
         raise AssertionError("unreachable")
+
+    def _change(self, keys: Iterable[ObjectKey], work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which changes what users see of these keys, as `_write` does. Raises Moved if this cell does not
+        serve their buckets."""
+        return self._write(self._gated(work, keys), *args, **kwargs)
+
+    def _change_again(self, keys: Iterable[ObjectKey], work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which changes what users see of these keys, as `_write_again` does. Raises Moved if this cell
+        does not serve their buckets."""
+        return self._write_again(self._gated(work, keys), *args, **kwargs)
+
+    def _change_buckets(self, buckets: Iterable[str], work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which changes the rows, documents or grants of these buckets, and none of their objects, as
+        `_write` does. Raises Moved if this cell does not serve them."""
+        return self._write(self._gated(work, buckets=buckets), *args, **kwargs)
+
+    def _gated(
+        self,
+        work: Work[P, T],
+        keys: Iterable[ObjectKey] = (),
+        buckets: Iterable[str] = (),
+        *,
+        begins_upload: bool = False,
+    ) -> Work[P, T]:
+        gate = self._gate
+        if gate is None:
+            return work
+        of_keys, of_buckets = list(keys), list(buckets)
+
+        def gated(connection: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            gate.require(connection, of_keys, of_buckets, begins_upload=begins_upload)
+            return work(connection, *args, **kwargs)
+
+        return gated
+
+    def _read_in(self, bucket: str, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which reads from a bucket, as `_read` does. Raises Moved if this cell does not serve it."""
+        gate = self._gate
+        if gate is None or not gate.guards_reads_of(bucket):
+            return self._read(work, *args, **kwargs)
+        for _ in range(OVERTAKEN_TRIES):
+            known = gate.read_here.get(bucket)
+            found = _outcome(lambda: self._read(work, *args, **kwargs))
+            number = self._read(read_number)
+            if not number or number == known:
+                return found()
+            self._read(gate.look, bucket)
+        raise Transient(f"metadata: buckets were moved again and again while {bucket} was read; try again")
 
     def _bound(self) -> Geometry:
         """Return the store's geometry. The counters of blocks need the size of a stripe. Raises ConfigError if the
@@ -105,6 +157,19 @@ def writes_again(work: Callable[Concatenate[S, Connection, P], T]) -> Callable[C
         return self._write_again(bound, *args, **kwargs)
 
     return method
+
+
+def _outcome(run: Callable[[], T]) -> Callable[[], T]:
+    """Run this, and return a function that returns its result, or raises NotFound if it has raised that."""
+    try:
+        result = run()
+    except NotFound as error:
+        return partial(_raise, error)
+    return lambda: result
+
+
+def _raise(error: NotFound) -> NoReturn:
+    raise error
 
 
 def _require_geometry(connection: Connection) -> Geometry:

@@ -68,9 +68,9 @@ def _json_table(element: _JsonFunction, compiler: Any, **options: Any) -> str:
 
 
 def _type_of(bytes_max: int) -> str:
-    """Return the column type for an integer (0), or for the hexadecimal text of so many bytes. A row has room for few
-    long VARCHARs, but for any number of TEXTs, which cost more. Without the ASCII character set, the column would get
-    the database's, and UNHEX cannot read ucs2 or utf16."""
+    """Return the column type for an integer (0), or for the hexadecimal text of `bytes_max` bytes. A row has room for
+    few long VARCHARs, but for any number of TEXTs, which cost more. Without the ASCII character set, the column would
+    get the database's, and UNHEX cannot read ucs2 or utf16."""
     if not bytes_max:
         return "DECIMAL(20,0)"
     kind = f"VARCHAR({2 * bytes_max})" if bytes_max <= _VARCHAR_BYTES_MAX else "TEXT"

@@ -52,7 +52,14 @@ BY_KEY = (
 IS_THERE = f"SELECT {READ_ONLY_FLAGS}, EXISTS (SELECT 1 {_WHERE})"
 """Follows BY_KEY if that finds no row and so no flags either. It reads both at once, because a server that has begun to
 accept writes only after BY_KEY may not have had the row yet."""
-_ON_GALERA = tuple(each.replace(READ_ONLY_FLAGS, GALERA_FLAGS) for each in (BY_KEY, IS_THERE))
+_NUMBER = "(SELECT value FROM counters WHERE name = 'moves')"
+BY_KEY_IN_CELL = BY_KEY.replace(" FROM objects", f", {_NUMBER} FROM objects", 1)
+IS_THERE_IN_CELL = f"{IS_THERE}, {_NUMBER}"
+"""BY_KEY and IS_THERE with the counter `moves` (nos_ec.adapters.sql.tables.gate) as a further, last column."""
+PLAIN, IN_CELL = (BY_KEY, IS_THERE), (BY_KEY_IN_CELL, IS_THERE_IN_CELL)
+_PLAIN_ON_GALERA, _IN_CELL_ON_GALERA = (
+    tuple(each.replace(READ_ONLY_FLAGS, GALERA_FLAGS) for each in pair) for pair in (PLAIN, IN_CELL)
+)
 
 
 class LookUps:
@@ -70,16 +77,23 @@ class LookUps:
     def find(self, key: ObjectKey) -> ObjectRow | None:
         """Return the current version, without a lock. After one of FAILURES, the caller repeats this as an ordinary
         read (invariant b)."""
+        return self._find(key, in_cell=False)[1]
+
+    def find_in_cell(self, key: ObjectKey) -> tuple[int, ObjectRow | None]:
+        """Like `find`, with the number of nos_ec.adapters.sql.tables.gate at the same moment."""
+        return self._find(key, in_cell=True)
+
+    def _find(self, key: ObjectKey, *, in_cell: bool) -> tuple[int, ObjectRow | None]:
         kept = self._take()
         try:
-            flags, row = _read_row(kept.connection.dbapi_connection, key)
+            flags, number, row = _read_row(kept.connection.dbapi_connection, key, in_cell)
             if not self._replica:
                 check_flags(flags)
         except BaseException as error:
             kept.connection.invalidate(error)  # invariants c, f
             raise
         self._give_back(kept)
-        return row
+        return number, row
 
     def close(self) -> None:
         """Give all connections back to the pool."""
@@ -123,17 +137,21 @@ class _Kept(NamedTuple):
     pool: Pool
 
 
-def _read_row(connection: Any, key: ObjectKey) -> tuple[Sequence[object], ObjectRow | None]:
-    """Return the flags and the row."""
+def _read_row(connection: Any, key: ObjectKey, in_cell: bool) -> tuple[Sequence[object], int, ObjectRow | None]:
+    """Return the flags, the number of the gate if `in_cell`, and the row."""
     name = utf8(key.bucket).hex(), utf8(key.name).hex()
-    by_key, is_there = _ON_GALERA if connection.is_galera else (BY_KEY, IS_THERE)
+    if connection.is_galera:
+        by_key, is_there = _IN_CELL_ON_GALERA if in_cell else _PLAIN_ON_GALERA
+    else:
+        by_key, is_there = IN_CELL if in_cell else PLAIN
     found = connection.one_row((by_key % name).encode())
     if found is not None:
-        return found[:2], _object_row(key, found[2:])
-    *flags, appeared = connection.one_row((is_there % name).encode())
+        number, values = (int(found[-1]), found[2:-1]) if in_cell else (0, found[2:])
+        return found[:2], number, _object_row(key, values)
+    flag, other_flag, appeared, *numbers = connection.one_row((is_there % name).encode())
     if int(appeared):
         raise Appeared
-    return flags, None
+    return (flag, other_flag), int(numbers[0]) if in_cell else 0, None
 
 
 def _object_row(key: ObjectKey, values: Sequence[Any]) -> ObjectRow:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, delete, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from nos_ec.adapters.sql.driver.engine import MYSQL_READ_S, NEW_OR_LOST, WRITES, is_missing, make_engine, parse_url
 from nos_ec.adapters.sql.driver.failures import place, translate
 from nos_ec.adapters.sql.driver.primary import is_vitess
+from nos_ec.adapters.sql.tables.schema import STORE_INFO
 from nos_ec.adapters.sql.tables.store_info import find_store_id, has_geometry
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.geometry import Geometry
@@ -71,8 +72,44 @@ def _upgrade(connection: Connection) -> None:
     _refuse_unknown(connection)
     config = _config()
     config.attributes["connection"] = connection
+    if revision(connection) is not None:
+        _note_oldest(connection, config)  # before the first step: one that is not for older programs must stop them
     command.upgrade(config, "head")
+    _note_oldest(connection, config)
     connection.commit()
+
+
+_OLDEST = "oldest_schema"
+"""The row of `store_info` with two schemas: that of the oldest programs that may use the store, and the one to which it
+was brought last."""
+
+
+def _note_oldest(connection: Connection, config: Config) -> None:
+    """Note which older programs may use the store: those from before a step that is `beside_older`, which promises that
+    they read and write as before, and do nothing that programs of this release would get wrong."""
+    oldest = schema_head()
+    for step in _steps(config):
+        if not step.beside_older:
+            break
+        oldest = step.down_revision
+    connection.execute(delete(STORE_INFO).where(STORE_INFO.c.name == _OLDEST))
+    connection.execute(insert(STORE_INFO).values(name=_OLDEST, value=f"{oldest} {schema_head()}"))
+
+
+def _steps(config: Config) -> list[Any]:
+    """Return the modules of all migrations, newest first."""
+    from alembic.script import ScriptDirectory
+
+    return [script.module for script in ScriptDirectory.from_config(config).walk_revisions()]
+
+
+def _is_for_older(connection: Connection, found: str, head: str) -> bool:
+    """Return whether a newer release has upgraded the store, and lets programs with schema `head` use it."""
+    noted = connection.scalar(select(STORE_INFO.c.value).where(STORE_INFO.c.name == _OLDEST))
+    if noted is None:
+        return False
+    oldest, newest = str(noted).split()
+    return oldest <= head and found <= newest
 
 
 @contextmanager
@@ -91,13 +128,16 @@ def _connected(engine: Engine) -> Iterator[Connection]:
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise ConfigError, naming the command to run, unless the metadata has exactly this release's schema."""
+    """Raise ConfigError, naming the command to run, unless the metadata has this release's schema, or that of a newer
+    release beside which this one may work."""
     found = revision(connection)
     head = schema_head()
     where = place(connection.engine.url)
     if found is None:
         raise ConfigError(f"metadata at {where} has no tables yet; {NEW_OR_LOST}")
     if found != head:
+        if found > head and _is_for_older(connection, found, head):
+            return
         _refuse_unknown(connection)
         raise ConfigError(
             f"metadata at {where} has schema {found}, but this release needs {head}; stop the daemons, the gateways"

@@ -42,6 +42,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from nos_ec.core.attributes import ATTRIBUTES_SIZE_MAX
 from nos_ec.core.errors import Corrupt, InvalidInput
+from nos_ec.core.formats.journal import BODY_BYTES_MAX
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX, SEGMENT_ID_BYTES
 from nos_ec.core.packing.lifetimes import COUNTS_BYTES
 from nos_ec.core.states import BlockKind, BlockState, ObjectState, SegmentState
@@ -56,7 +57,7 @@ from nos_ec.ports.metadata.buckets import (
     DocumentKind,
     KeyState,
 )
-from nos_ec.ports.metadata.directory import CELL_BYTES_MAX
+from nos_ec.ports.metadata.directory import CELL_BYTES_MAX, SLICES_BYTES_MAX, MoveState
 from nos_ec.ports.metadata.uploads import UploadState
 
 ID_BYTES = 16
@@ -65,7 +66,7 @@ WRITER_BYTES_MAX = 255
 TOPIC_BYTES_MAX = 249
 """The longest name of a topic in Kafka."""
 EVENT_BYTES_MAX = 8192
-"""A message has about 600 bytes, besides the name, of which each byte may be encoded as three, and the id of the
+"""The largest message. It has about 600 bytes, the name, each byte of which may be encoded as three, and the id of the
 configuration."""
 
 _MYSQL = ("mysql", "mariadb")
@@ -344,8 +345,9 @@ COUNTERS = _table(
     _bigint("value"),
 )
 """`lease_epoch` is the last epoch of a lease. `galera_node` is the number of the Galera node that writes, and 0 before
-one does (nos_ec.adapters.sql.driver.galera). `lock_time` is the lock time (objects/locks.py). Migrations insert these
-rows."""
+one does (nos_ec.adapters.sql.driver.galera). `lock_time` is the lock time (objects/locks.py). `moves` is the number
+of changes of the table `moves` (nos_ec.adapters.sql.tables.gate). `journal` is the number of the next object of the
+journal (objects/journal.py). Migrations insert these rows."""
 
 LANDING_DELETIONS = _table(
     "landing_deletions",
@@ -397,10 +399,37 @@ DIRECTORY = _table(
     Column("owner", Utf8(ACCOUNT_BYTES_MAX), nullable=False),
     _bigint("created_ms"),
     _bigint("deleted_ms", nullable=True),
+    Column("slices", Utf8(SLICES_BYTES_MAX), nullable=True),
+    Column("moves", BigInteger, nullable=False, server_default="0"),
     Index("directory_by_owner", "owner", "bucket"),
 )
-"""The cell of each bucket, in the database of one cell (docs/CELLS.md). Empty in the others, and in a store without
-cells. A row is never deleted: a bucket that is created again is created in the cell where it was (docs/adr/0063)."""
+"""The cell of each bucket, and those of the slices of a wide one, separated by commas, in the database of one cell
+(docs/CELLS.md). Empty in the others, and in a store without cells. A row is never deleted: a bucket that is created
+again is created in the cell where it was (docs/adr/0063). `moves` is how often the bucket was moved to another cell
+(docs/adr/0066)."""
+
+MOVES = _table(
+    "moves",
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), primary_key=True),
+    Column("state", Word(MoveState), nullable=False),
+    Column("other", Utf8(CELL_BYTES_MAX), nullable=False),
+    _bigint("number"),
+    _bigint("mover"),
+    _bigint("since_ms"),
+)
+"""Buckets that are, or were, moved from or to this cell (docs/adr/0066). `other` is the cell to or from which, `number`
+the value of `moves` in the directory after the move, `mover` a random number of the process that moves it."""
+
+CHANGED_NAMES = _table(
+    "changed_names",
+    Column("change_id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("bucket", Utf8(BUCKET_BYTES_MAX), nullable=False),
+    Column("name", Utf8(NAME_BYTES_MAX), nullable=False),
+    Index("changed_names_by_bucket", "bucket", "change_id"),
+    sqlite_autoincrement=True,
+)
+"""The names that users change while a bucket is copied to another cell, until the mover has compared them
+(docs/adr/0070). A row for each change."""
 
 BUCKET_DOCUMENTS = _table(
     "bucket_documents",
@@ -512,6 +541,16 @@ USAGE_CHANGES = _table(
     sqlite_autoincrement=True,
 )
 """Changes of metered buckets, a row for each transaction and bucket, until they are added to `bucket_usage`."""
+
+JOURNAL = _table(
+    "journal",
+    Column("journal_id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    _bigint("created_ms"),
+    Column("body", Bytes(BODY_BYTES_MAX), nullable=False),
+    sqlite_autoincrement=True,
+)
+"""It has what users have deleted, until GC has written that into the store (objects/journal.py, docs/adr/0065). A row
+has the entries of one transaction, or some of them."""
 
 SURVIVAL = _table(
     "survival",

@@ -16,6 +16,7 @@ revision = "0015"
 down_revision = None
 branch_labels = None
 depends_on = None
+beside_older = False
 
 
 def upgrade() -> None:

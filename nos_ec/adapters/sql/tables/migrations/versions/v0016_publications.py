@@ -13,6 +13,7 @@ revision = "0016"
 down_revision = "0015"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 
 def upgrade() -> None:

@@ -14,6 +14,7 @@ revision = "0017"
 down_revision = "0016"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 _NAME = "galera_node"
 

@@ -17,6 +17,7 @@ revision = "0018"
 down_revision = "0017"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 
 def upgrade() -> None:

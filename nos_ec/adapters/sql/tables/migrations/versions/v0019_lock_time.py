@@ -14,6 +14,7 @@ revision = "0019"
 down_revision = "0018"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 _NAME = "lock_time"
 

@@ -14,6 +14,7 @@ revision = "0020"
 down_revision = "0019"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 
 def upgrade() -> None:

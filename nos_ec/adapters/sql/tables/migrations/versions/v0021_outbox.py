@@ -11,6 +11,7 @@ revision = "0021"
 down_revision = "0020"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 
 def upgrade() -> None:

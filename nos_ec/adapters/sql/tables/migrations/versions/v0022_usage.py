@@ -11,6 +11,7 @@ revision = "0022"
 down_revision = "0021"
 branch_labels = None
 depends_on = None
+beside_older = False
 
 
 def upgrade() -> None:

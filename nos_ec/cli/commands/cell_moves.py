@@ -1,0 +1,297 @@
+"""The commands cells move, drain, moves and purge: buckets are moved from one cell to another (docs/CELLS.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
+from nos_ec.cli.terminal.output import count_text, emit, err, out, progress, time_text
+from nos_ec.cli.terminal.values import rate_of
+from nos_ec.composition.cells import require_same_store
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NoSpace, NotFound, Transient
+from nos_ec.engine.moving import bucket_mover
+from nos_ec.engine.moving.bucket_mover import BucketMover, Progress
+from nos_ec.engine.texts import size_text
+from nos_ec.engine.upkeep.move_recovery import stalled_moves
+from nos_ec.ports.metadata import DirectoryRow, MoveRow, MoveState
+from nos_ec.settings import Settings
+
+_PAGE = 1000
+_MOVER_BYTES = 7
+"""A number of this size fits into a BIGINT."""
+
+BytesPerS = Annotated[
+    str | None,
+    typer.Option("--bytes-per-s", metavar="SIZE", help="Copy at most this many bytes per second, such as 50MiB."),
+]
+Bucket = Annotated[str, typer.Argument(help="The bucket.")]
+
+
+def move(
+    ctx: typer.Context,
+    bucket: Bucket,
+    to: Annotated[str, typer.Option("--to", metavar="CELL", help="The cell that gets it. Its own cell: give up.")],
+    bytes_per_s: BytesPerS = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a bucket to another cell, or continue a move that was interrupted."""
+    settings = whole_store(context(ctx).settings())
+    rate = _rate(bytes_per_s)
+    interrupt_on_sigterm()
+    _require_cell(settings, to)
+    done = _move(settings, bucket, to, rate)
+    emit({"moved": _moved(bucket, to, done)}, as_json, lambda: _print_moved(bucket, to, done))
+
+
+def drain(
+    ctx: typer.Context,
+    cell: Annotated[str, typer.Argument(help="The cell.")],
+    bytes_per_s: BytesPerS = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move all buckets of a cell to the others, by their weights."""
+    settings = whole_store(context(ctx).settings())
+    rate = _rate(bytes_per_s)
+    interrupt_on_sigterm()
+    _require_cell(settings, cell)
+    weights = {name: one.weight for name, one in settings.cells.items() if one.weight and name != cell}
+    if not weights:
+        raise ConfigError("no other cell takes buckets; give one a weight above 0")
+    moved: list[dict[str, Any]] = []
+    failure: NosError | None = None
+    for bucket in _buckets_of(settings, cell):
+        try:
+            to = _begun_to(settings, bucket, cell, weights)
+            to = to or Random().choices(list(weights), list(weights.values()))[0]
+            done = _move(settings, bucket, to, rate)
+        except NosError as error:
+            err.print(f"bucket {bucket} was not moved: {error}", markup=False)
+            failure = failure or error
+        else:
+            moved.append(_moved(bucket, to, done))
+            if not as_json:
+                _print_moved(bucket, to, done)
+    emit({"moved": moved}, as_json, lambda: out.print(f"{count_text(len(moved), 'bucket')} moved"))
+    if failure is not None:
+        raise failure
+
+
+def moves(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List the buckets that are being moved, or whose old copies are not purged."""
+    settings = whole_store(context(ctx).settings())
+    found: list[tuple[str, MoveRow, bool]] = []  # whether the move is stalled
+    for name in settings.cells:
+        with open_system(settings.of_cell(name)) as system:
+            stalled = {row.bucket for row in stalled_moves(system.metadata)}
+            after = ""
+            while page := system.metadata.move_rows(after, _PAGE):
+                after = page[-1].bucket
+                for row in page:
+                    if row.state is MoveState.HERE:
+                        continue
+                    system.metadata.move_as(row)  # reads what there is
+                    is_empty = not bucket_mover.has_copies(system.metadata, row.bucket)
+                    is_stalled = row.bucket in stalled
+                    if row.state is not MoveState.GONE or not is_empty or is_stalled:
+                        found.append((name, row, is_stalled))
+    listed = [
+        {
+            "bucket": row.bucket,
+            "cell": name,
+            "state": row.state,
+            "other": row.other,
+            "since_ms": row.since_ms,
+            "stalled": is_stalled,
+        }
+        for name, row, is_stalled in found
+    ]
+
+    def show() -> None:
+        table = Table("bucket", "cell", "state", "from or to", "since", "stalled", box=None, pad_edge=False)
+        for name, row, is_stalled in found:
+            about = row.bucket, name, row.state, row.other, time_text(row.since_ms)
+            table.add_row(*about, "yes" if is_stalled else "no")
+        out.print(table)
+        commands = [command for one in found if (command := _next_command(*one))]
+        if commands:
+            out.print("next:")
+        for command in commands:
+            out.print(f"  {command}", markup=False)
+
+    emit({"moves": listed}, as_json, show)
+
+
+def purge(
+    ctx: typer.Context,
+    bucket: Bucket,
+    cell: Annotated[str, typer.Option("--from", metavar="CELL", help="The cell from which it was moved.")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete the old copies of a bucket that was moved, once its new cell is dumped."""
+    settings = whole_store(context(ctx).settings())
+    _require_cell(settings, cell)
+    interrupt_on_sigterm()
+    home = _home(settings, bucket).home  # a deleted bucket may have old copies, too
+    if home == cell:
+        raise InvalidInput(f"bucket {bucket} is in cell {cell}; give the cell from which it was moved")
+    with _opened(settings, cell) as side, _opened(settings, home) as other, progress() as bar:
+        task = bar.add_task(f"purge {bucket}", total=None)
+        count = bucket_mover.purge(
+            side.client.moving(), other.client.moving(), bucket, lambda done: bar.update(task, completed=done)
+        )
+    what = count_text(count, "version")
+    emit({"purged": {"bucket": bucket, "cell": cell, "versions": count}}, as_json, lambda: out.print(f"{what} deleted"))
+
+
+def _move(settings: Settings, bucket: str, to: str, bytes_per_s: int) -> Progress:
+    number = int.from_bytes(os.urandom(_MOVER_BYTES))
+    row = _home(settings, bucket)
+    bucket_mover.require_one_cell(row)
+    with ExitStack() as stack:
+        directory = stack.enter_context(open_directory(settings))
+        if row.home == to:
+            return _complete_or_give_up(settings, stack, directory, row, number, bytes_per_s)
+        if row.is_deleted:
+            raise NotFound(f"there is no bucket {bucket}")
+        source, target = (stack.enter_context(_opened(settings, name, directory)) for name in (row.home, to))
+        return _run(directory, source, target, bucket, number, bytes_per_s)
+
+
+def _begun_to(settings: Settings, bucket: str, cell: str, weights: Mapping[str, int]) -> str | None:
+    """Return the cell to which an earlier command began to move a bucket from `cell`, where its copies are."""
+    with open_system(settings.of_cell(cell)) as source:
+        begun = source.metadata.move_row(bucket)
+    if begun is None or begun.state is not MoveState.HERE:
+        return None if begun is None else begun.other
+    if begun.other not in weights:
+        return None
+    with open_system(settings.of_cell(begun.other)) as target:
+        return begun.other if bucket_mover.is_arriving(target.metadata.move_row(bucket)) else None
+
+
+def _complete_or_give_up(
+    settings: Settings, stack: ExitStack, directory: System, home: DirectoryRow, number: int, bytes_per_s: int
+) -> Progress:
+    """Complete the move to the home of a bucket, and give up all moves away from it. Raises NotFound or InvalidInput if
+    there is none, and what `cancel` raises."""
+    bucket, to = home.bucket, home.home
+    here = stack.enter_context(_opened(settings, to, directory))
+    row = here.metadata.move_row(bucket)
+    done, leaves_to = Progress(), None
+    if row is not None and row.state in (MoveState.HERE, MoveState.ARRIVING):
+        with _opened(settings, row.other, directory) as other:
+            done = _run(directory, other, here, bucket, number, bytes_per_s)
+    elif row is not None:
+        leaves_to = row.other
+    given_up = 0
+    for name in sorted(settings.cells.keys() - {to}, key=lambda name: name != leaves_to):
+        try:
+            with _opened(settings, name, directory) as other:
+                if name == leaves_to or bucket_mover.is_arriving(other.metadata.move_row(bucket)):
+                    bucket_mover.cancel(here.client.moving(), other.client.moving(), bucket, number)
+                    given_up += 1
+        except Transient as error:
+            if name == leaves_to:
+                raise
+            err.print(f"cell {name} may have copies of bucket {bucket}; repeat this later: {error}", markup=False)
+    if row is None and not given_up:
+        if home.is_deleted:
+            raise NotFound(f"there is no bucket {bucket}")
+        raise InvalidInput(f"bucket {bucket} is in cell {to} already")
+    return done
+
+
+def _run(directory: System, source: System, target: System, bucket: str, number: int, bytes_per_s: int) -> Progress:
+    with progress() as bar:
+        task = bar.add_task(f"move {bucket}", total=None)
+
+        def tick(now: Progress) -> None:
+            text = f"move {bucket}: {now.step}, pass {now.pass_number}, {size_text(now.bytes)}"
+            bar.update(task, description=text, completed=now.versions)
+
+        here, there = source.client.moving(), target.client.moving()
+        mover = BucketMover(directory.metadata, here, there, number, bytes_per_s, tick)
+        try:
+            return mover.move(bucket, target.client.access_records().record, source.client.access_records().record)
+        except NoSpace as error:
+            raise NoSpace(
+                f"a cell is full: bucket {bucket} was being moved from {here.name} to {there.name}: {error}; then"
+                f" repeat the command, or give the move up: nos-ec cells move {bucket} --to {here.name}"
+            ) from error
+
+
+def _moved(bucket: str, to: str, done: Progress) -> dict[str, Any]:
+    return {"bucket": bucket, "cell": to, "versions": done.versions, "bytes": done.bytes}
+
+
+def _print_moved(bucket: str, to: str, done: Progress) -> None:
+    copied = f": {count_text(done.versions, 'version')}, {size_text(done.bytes)} copied" if done.versions else ""
+    out.print(f"bucket {bucket} is in cell {to}{copied}", markup=False)
+    if done.versions:
+        out.print("the old copies take space until they are purged; what to do next: nos-ec cells moves", markup=False)
+
+
+def _next_command(cell: str, row: MoveRow, is_stalled: bool) -> str:
+    """Return the command that a row of a cell waits for, or nothing while its move continues."""
+    if is_stalled:
+        return f"nos-ec cells move {row.bucket} --to {cell if row.state is MoveState.ARRIVING else row.other}"
+    return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
+
+
+def _home(settings: Settings, bucket: str) -> DirectoryRow:
+    with open_directory(settings) as directory:
+        row = directory.metadata.directory_row(bucket)
+    if row is None:
+        raise NotFound(f"there is no bucket {bucket}")
+    return row
+
+
+def _buckets_of(settings: Settings, cell: str) -> Iterator[str]:
+    after = ""
+    while True:
+        with open_directory(settings) as directory:
+            page = directory.metadata.directory_page(after, _PAGE)
+        if not page:
+            return
+        yield from [row.bucket for row in page if cell in row.cells and not row.is_deleted]
+        after = page[-1].bucket
+
+
+def _rate(text: str | None) -> int:
+    return 0 if text is None else rate_of(text, "--bytes-per-s")
+
+
+def _require_cell(settings: Settings, cell: str) -> None:
+    if cell not in settings.cells:
+        raise InvalidInput(f"there is no cell {cell}; the cells are {', '.join(settings.cells)}")
+
+
+@contextmanager
+def _opened(settings: Settings, cell: str, directory: System | None = None) -> Iterator[System]:
+    """Open a cell. Raises ConfigError if it is another store than the directory knows by its name."""
+    _require_cell(settings, cell)
+    with open_system(settings.of_cell(cell)) as system:
+        if directory is not None:
+            require_same_store(directory, system)
+        yield system
+
+
+def open_directory(settings: Settings) -> System:
+    """Open the cell with the directory. Raises ConfigError, Transient."""
+    assert settings.store.directory is not None
+    return open_system(settings.of_cell(settings.store.directory))
+
+
+def whole_store(settings: Settings) -> Settings:
+    """Return the settings of all cells. Raises InvalidInput for those of one."""
+    if not settings.cells:
+        raise InvalidInput("this is about all cells of a store: leave out --cell, and see docs/CELLS.md")
+    return settings

@@ -1,0 +1,554 @@
+"""Moves a bucket from one cell to another.
+
+  1. The source is LEAVING, the target ARRIVING, both with a number of this mover. From now on every earlier mover of
+     the bucket fails: its transactions in the target, and its changes of states, find another number.
+  2. All versions are copied while the source serves the bucket. Meanwhile each transaction that changes the bucket
+     writes the names of its objects into a log (`Moves.changed_names`). These names are compared again and again,
+     until few are left.
+  3. The source is CLOSED: it waits for all transactions that change the bucket, and refuses new ones. The names that
+     are left in the log are compared, then the bucket's row, documents and grants are copied. The source still serves
+     reads. If this would take long, the source is LEAVING again, as in step 2.
+  4. The source is GONE: now nothing reads there. This is the moment of the move, after which it can only be completed.
+  5. The directory says that the target is the home, and the target is HERE: it serves the bucket.
+
+Whatever is killed, and whenever: before step 4 the source has everything, and after it the target. Moving the bucket
+again continues. Meanwhile, if the mover died before step 4, the daemons of the source let the bucket take changes again
+(`upkeep/move_recovery.py`). So at no time do two cells change, or let users read, the same bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from threading import Event
+
+import structlog
+
+from nos_ec.core.errors import Conflict, InvalidInput, NosError, NotFound, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.dump.stored import newest_dump_ms
+from nos_ec.engine.moving.keys import Key, differing, key_of, trash_differing, trash_of, walk
+from nos_ec.engine.moving.version_copier import CellSide, SharedUpload, VersionCopier, bytes_of
+from nos_ec.engine.rate_limit import RateLimit
+from nos_ec.engine.upkeep.move_recovery import mover_lease
+from nos_ec.ports.clock import waits
+from nos_ec.ports.metadata import (
+    AccessOf,
+    BucketRecord,
+    ChangedName,
+    Directory,
+    DirectoryRow,
+    DocumentKind,
+    Metadata,
+    MoveRow,
+    MoveState,
+    ObjectRow,
+)
+
+PASSES_MAX = 10
+"""How often the changed names are compared before the source is closed, if very many change meanwhile."""
+ROUNDS_MAX = 10
+"""How often the source is closed before the move is given up because too much has changed each time."""
+CLOSED_NAMES_MAX = 200
+"""The most names that are compared while the source is closed. If there are more, it is opened again."""
+CLOSED_BYTES_MAX = 16 << 20
+"""The most bytes that are copied while the source is closed."""
+CLOSED_MS_MAX = 1500
+"""The source is opened again when the last comparison has taken this long."""
+TRIES_MAX = 3
+"""How often a move begins again by itself."""
+_PAGE = 1000
+_ALL = (1 << 63) - 1
+
+_log = structlog.get_logger(__name__)
+
+RecordAccess = Callable[[AccessOf, str], None]
+"""Writes the record of a bucket that a rebuild of the metadata needs."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a mover has done so far. `step` is what it does now, `pass_number` how often it has compared all keys, or
+    those that had changed meanwhile."""
+
+    step: str = "copy"
+    pass_number: int = 0
+    keys: int = 0
+    versions: int = 0
+    bytes: int = 0
+
+
+class _ServedAgain(Conflict):
+    """A daemon of the source has taken this mover for dead, and lets the bucket take changes again."""
+
+
+class BucketMover:
+    """Moves one bucket once. Belongs to one thread. The metadata of both cells must be opened for this mover alone."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        source: CellSide,
+        target: CellSide,
+        number: int,
+        bytes_per_s: int = 0,
+        tick: Callable[[Progress], object] = lambda _: None,
+    ) -> None:
+        """`number` is a random number that no other mover has. `tick` is called while the mover works."""
+        self._directory = directory
+        self._source = source
+        self._target = target
+        self._number = number
+        self._limit = RateLimit(source.clock, bytes_per_s)
+        self._tick = tick
+        self._closed_ms: int | None = None
+        self.progress = Progress()
+
+    def move(self, bucket: str, record_target: RecordAccess, record_source: RecordAccess) -> Progress:
+        """Move a bucket, or continue an earlier move of it to the same target. Raises NotFound (no such bucket),
+        InvalidInput (it cannot be moved, or is being moved elsewhere), Conflict (another process has taken over, or
+        changed it), Corrupt, Transient, NoSpace. Until it is GONE from the source, the source serves it.
+
+        If this process was taken for dead, it begins again, up to TRIES_MAX times in all."""
+        lease = mover_lease(self._number)
+        for tries in range(1, TRIES_MAX + 1):
+            try:
+                with self._source.new_lease(lease), self._target.new_lease(lease):
+                    return self._move(bucket, record_target, record_source)
+            except _ServedAgain as error:
+                if tries == TRIES_MAX:
+                    raise
+                _log.warning("moving a bucket from the beginning", bucket=bucket, error=str(error))
+        raise AssertionError("the last try returns or raises")
+
+    def _move(self, bucket: str, record_target: RecordAccess, record_source: RecordAccess) -> Progress:
+        self._copier = VersionCopier(self._source, self._target, self._spend)
+        self.progress.step = "copy"
+        home = self._home(bucket)
+        if home.home == self._target.name:
+            self._complete(bucket, home.moves, record_source)
+            return self.progress
+        number = home.moves + 1
+        left = self._source.metadata.move_row(bucket)
+        if left is not None and left.state is not MoveState.HERE and left.other != self._target.name:
+            raise InvalidInput(f"bucket {bucket} is being moved to cell {left.other}; complete that first")
+        arriving = self._arrive(bucket, number)
+        if left is not None and left.state is MoveState.GONE and left.number != number:
+            raise Conflict(
+                f"the directory does not know the move of bucket {bucket}; run `nos-ec cells rebuild-directory`"
+            )
+        if left is None or left.state is not MoveState.GONE:
+            left = self._set_source(MoveState.LEAVING, bucket, number, left)
+            kill_point("moving.leaving")
+            self._copy(bucket, left, record_target)
+        kill_point("moving.gone")
+        self._directory.move_home(bucket, self._target.name, number)
+        kill_point("moving.home_changed")
+        self._open(arriving)
+        self._complete(bucket, number, record_source)
+        return self.progress
+
+    def _home(self, bucket: str) -> DirectoryRow:
+        home = self._directory.directory_row(bucket)
+        # A bucket may be deleted after its move, which is then completed all the same.
+        if home is None or (home.is_deleted and home.home != self._target.name):
+            raise NotFound(f"there is no bucket {bucket}")
+        require_one_cell(home)
+        if home.home not in (self._source.name, self._target.name):
+            raise Conflict(f"bucket {bucket} was moved to cell {home.home} meanwhile")
+        return home
+
+    # --- states -----------------------------------------------------------------------------------
+    def _set(
+        self, side: CellSide, state: MoveState, other: CellSide, number: int, known: MoveRow | None, of: str
+    ) -> MoveRow:
+        row = MoveRow(of, state, other.name, number, self._number, side.clock.now_ms())
+        with self._owning(side, known, of):
+            side.metadata.set_move(row, known)
+        return row
+
+    @contextmanager
+    def _owning(self, side: CellSide, known: MoveRow | None, of: str) -> Iterator[None]:
+        """Raise _ServedAgain instead of Conflict if the row that this mover has set was replaced by a daemon."""
+        try:
+            yield
+        except Conflict as error:
+            found = side.metadata.move_row(of)
+            if known is not None and found is not None and found.mover == known.mover == self._number:
+                raise _ServedAgain(
+                    f"cell {side.name} serves bucket {of} again: it took this process for dead"
+                ) from error
+            raise
+
+    def _set_source(self, state: MoveState, bucket: str, number: int, known: MoveRow | None) -> MoveRow:
+        return self._set(self._source, state, self._target, number, known, bucket)
+
+    def _arrive(self, bucket: str, number: int) -> MoveRow:
+        """Make the target ARRIVING, and this its only mover."""
+        target = self._target
+        known = target.metadata.move_row(bucket)
+        if known is not None and known.state is MoveState.ARRIVING and known.other != self._source.name:
+            raise Conflict(
+                f"cell {target.name} has copies from a move of bucket {bucket} from cell {known.other} that was not"
+                f" completed; give that up first: nos-ec cells move {bucket} --to {self._source.name}"
+            )
+        if known is not None and known.state is not MoveState.ARRIVING:
+            if known.state is not MoveState.GONE or known.number >= number:
+                raise Conflict(f"cell {target.name} has bucket {bucket} already; run `nos-ec cells rebuild-directory`")
+            self._require_purged(known)
+        row = self._set(target, MoveState.ARRIVING, self._source, number, known, bucket)
+        target.metadata.move_as(row)
+        kill_point("moving.arriving")
+        return row
+
+    def _require_purged(self, known: MoveRow) -> None:
+        """Raise InvalidInput if a rebuild of the target could bring back what it had of the bucket before."""
+        target, bucket = self._target, known.bucket
+        target.metadata.move_as(known)
+        if has_copies(target.metadata, bucket):
+            raise InvalidInput(
+                f"cell {target.name} still has old copies of bucket {bucket}; delete them first:"
+                f" nos-ec cells purge {bucket} --from {target.name}"
+            )
+        if not _is_dumped_since(target, known.since_ms):
+            raise InvalidInput(
+                f"the metadata of cell {target.name} must be dumped before bucket {bucket} can come back to it:"
+                f" nos-ec --cell {target.name} metadata dump"
+            )
+
+    def _open(self, arriving: MoveRow) -> None:
+        self._set(self._target, MoveState.HERE, self._source, arriving.number, arriving, arriving.bucket)
+        kill_point("moving.here")
+
+    def _complete(self, bucket: str, number: int, record_source: RecordAccess) -> None:
+        """Open the bucket in the target, its home, if an earlier mover could not, and forget its row in the source."""
+        known = self._target.metadata.move_row(bucket)
+        if known is not None and known.state is MoveState.ARRIVING and known.number == number:
+            self._open(known)
+        left = self._source.metadata.move_row(bucket)
+        if left is not None and left.state is MoveState.GONE:
+            self._source.metadata.move_as(left)
+            _forget_changes(self._source.metadata, left)
+            self._source.metadata.forget_bucket(bucket)
+            record_source(AccessOf.BUCKET, bucket)
+
+    # --- copying ----------------------------------------------------------------------------------
+    def _copy(self, bucket: str, left: MoveRow, record_target: RecordAccess) -> None:
+        """Copy everything until the source is GONE. After an error, the source serves the bucket."""
+        try:
+            self._require_movable(bucket)
+            self._copy_all(bucket)
+            left = self._close(bucket, left)
+            self._copy_bucket(bucket, record_target)
+        except Exception:
+            self._serve_again(bucket, left.number)
+            raise
+        self._set_source(MoveState.GONE, bucket, left.number, left)
+
+    def _serve_again(self, bucket: str, number: int) -> None:
+        """Let the source take changes again. If that fails, moving the bucket again does it."""
+        with suppress(NosError):
+            left = self._source.metadata.move_row(bucket)
+            if left is not None and left.mover == self._number and left.state is not MoveState.GONE:
+                here = self._set(self._source, MoveState.HERE, self._target, number - 1, left, bucket)
+                _forget_changes(self._source.metadata, here)
+
+    def _copy_trash(self, bucket: str) -> bool:
+        """Make the trash of the target have what that of the source has. Returns False if a version was left out
+        because of another one of its upload. Raises _TooMuch if the source is CLOSED."""
+        # A version may share its upload with one that is removed from the target only later in the walk.
+        return self._walk_trash(bucket) or self._walk_trash(bucket)
+
+    def _walk_trash(self, bucket: str) -> bool:
+        size, is_complete = 0, True
+        for mine, theirs in trash_differing(self._source.metadata, self._target.metadata, bucket):
+            size += sum(map(bytes_of, mine))
+            if self._closed_ms is not None and size > CLOSED_BYTES_MAX:
+                raise _TooMuch
+            if theirs:
+                self._target.metadata.purge_trash(theirs, self._target.clock.now_ms())
+            for row in mine:
+                self._require_time()
+                try:
+                    self._copy_trashed(row)
+                except SharedUpload:
+                    is_complete = False
+        self._copier.flush()
+        return is_complete
+
+    def _copy_trashed(self, row: ObjectRow) -> None:
+        """Copy a version in the trash. If users have removed it from there meanwhile, the log has its name. Raises
+        SharedUpload, NotFound."""
+        try:
+            self._copier.copy_trash(row)
+        except NotFound:
+            now = self._source.metadata.objects_with([row.object_id]).get(row.object_id)
+            if now is None or now.trash_until_ms != row.trash_until_ms:
+                return
+            if now == row:
+                raise
+            self._copier.copy_trash(now)  # its bytes were packed, or GC has moved them
+        self.progress.versions += 1
+
+    def _purge_stale_trash(self, bucket: str) -> None:
+        """Remove what the trash of the target has and that of the source has not."""
+        for _, theirs in trash_differing(self._source.metadata, self._target.metadata, bucket):
+            self._require_time()
+            if theirs:
+                self._target.metadata.purge_trash(theirs, self._target.clock.now_ms())
+
+    def _copy_all(self, bucket: str) -> None:
+        """Make the target have the versions and floors that the source had when each key was read."""
+        source, target = self._source.metadata, self._target.metadata
+        self.progress.pass_number += 1
+        for mine, theirs in differing(source, target, bucket):
+            self._mend_served(bucket, mine, theirs)
+        self._copier.flush()
+        after: ObjectKey | None = None
+        while page := source.floors_after(after, _PAGE, bucket):
+            target.restore_floors(page)
+            after = page[-1][0]
+        kill_point("moving.compared")
+
+    def _close(self, bucket: str, left: MoveRow) -> MoveRow:
+        """Copy what changes until the source is CLOSED and nothing differs. Returns the row of the source."""
+        for _ in range(ROUNDS_MAX):
+            for _ in range(PASSES_MAX):
+                if self._copy_changed(bucket, left) < CLOSED_NAMES_MAX:
+                    break
+            is_complete = self._copy_trash(bucket)
+            _abort_uploads(self._target, bucket)
+            self._require_movable(bucket)
+            left = self._set_source(MoveState.CLOSED, bucket, left.number, left)
+            kill_point("moving.closed")
+            self._closed_ms = self._source.clock.now_ms()
+            self.progress.step = "close"
+            try:
+                self._copy_last(bucket, is_complete=is_complete)
+            except _TooMuch:
+                self._copier.drop()
+            else:
+                return left
+            finally:
+                self._closed_ms = None
+            left = self._set_source(MoveState.LEAVING, bucket, left.number, left)
+            self.progress.step = "copy"
+        raise Transient(
+            f"bucket {bucket} was closed {ROUNDS_MAX} times, and each time more had changed than can be copied in"
+            f" {CLOSED_MS_MAX} ms; move it again when less is written to it"
+        )
+
+    def _copy_changed(self, bucket: str, left: MoveRow) -> int:
+        """Make the target have the names that are in the log now as the source has them, and forget their changes.
+        Returns how many names there were."""
+        self.progress.pass_number += 1
+        count = 0
+        for page in _changes(self._source.metadata, bucket):
+            # A change is forgotten after its name was compared, and by its id. So whatever is killed, and whatever
+            # changes meanwhile: the log has each change that the target may lack.
+            pairs = self._pairs(bucket, {one.name for one in page})
+            for mine, theirs in pairs:
+                self._mend_served(bucket, mine, theirs)
+            self._copier.flush()
+            kill_point("moving.names_compared")
+            with self._owning(self._source, left, bucket):
+                self._source.metadata.forget_changes(left, page)
+            count += len({one.name for one in page})
+        return count
+
+    def _copy_last(self, bucket: str, *, is_complete: bool) -> None:
+        """Copy the last changes while the source is CLOSED. The log still has their names if it is opened again.
+        is_complete: whether the trash was copied without exception. Raises _TooMuch."""
+        changes = self._source.metadata.changed_names(bucket, _ALL, _PAGE + 1)
+        names = {one.name for one in changes}
+        if len(changes) > _PAGE or len(names) > CLOSED_NAMES_MAX:
+            raise _TooMuch
+        size = 0
+        pairs: list[tuple[Key | None, Key | None]] = []
+        for mine, theirs in self._pairs(bucket, names):
+            pairs.append((mine, theirs))
+            size += sum(bytes_of(one.row) for one in (mine.versions if mine else ()) if one.row)
+            if size > CLOSED_BYTES_MAX:
+                raise _TooMuch
+        for mine, theirs in pairs:
+            self._require_time()
+            self._mend(bucket, mine, theirs)
+        self._copier.flush()
+        has_changed = bool(names) or not is_complete  # since the trash was copied
+        if has_changed and not self._copy_trash(bucket):
+            raise InvalidInput(
+                f"bucket {bucket} has two versions that are composed of one upload, and such objects cannot be moved to"
+                " another cell; empty the trash of the bucket"
+            )
+        _abort_uploads(self._target, bucket)
+        self._require_movable(bucket)
+        kill_point("moving.last_compared")
+
+    def _pairs(self, bucket: str, names: Collection[str]) -> Iterator[tuple[Key | None, Key | None]]:
+        """Yield those of these keys that the cells have differently, as `differing` does, after the target has got
+        their floors."""
+        source, target = self._source.metadata, self._target.metadata
+        floors = source.floors_of([ObjectKey(bucket, name) for name in names])
+        target.restore_floors(sorted(floors.items(), key=lambda one: one[0].name))
+        for name in sorted(names):
+            self._require_time()
+            mine, theirs = key_of(source, bucket, name), key_of(target, bucket, name)
+            if (mine and mine.contents) != (theirs and theirs.contents):
+                yield mine, theirs
+
+    def _require_time(self) -> None:
+        """Raise _TooMuch if the source has been CLOSED for too long."""
+        since_ms, now_ms = self._closed_ms, self._source.clock.now_ms()
+        if since_ms is not None and not waits(since_ms + CLOSED_MS_MAX, now_ms, CLOSED_MS_MAX):
+            raise _TooMuch
+
+    def _mend_served(self, bucket: str, mine: Key | None, theirs: Key | None) -> None:
+        """Do as `_mend` does while users may change the key. If a version is removed before it is read, or put into the
+        trash, the log has a further change of the name, and the key will be compared again."""
+        try:
+            self._mend(bucket, mine, theirs)
+        except (NotFound, SharedUpload):
+            now = mine and key_of(self._source.metadata, bucket, mine.name)
+            if mine is None or (now and now.contents) == mine.contents:
+                raise
+
+    def _mend(self, bucket: str, mine: Key | None, theirs: Key | None) -> None:
+        """Replace a key of the target, or remove it. Raises NotFound, SharedUpload."""
+        if theirs is not None:
+            self._target.metadata.remove_key(bucket, theirs.name, self._target.clock.now_ms())
+        if mine is not None:
+            try:
+                versions = self._copier.copy(mine)
+            except SharedUpload:  # with a version that the source has brought back from the trash
+                self._copier.flush()
+                self._purge_stale_trash(bucket)
+                self._target.metadata.remove_key(bucket, mine.name, self._target.clock.now_ms())
+                versions = self._copier.copy(mine)
+            self.progress.versions += versions
+        self.progress.keys += 1
+        self._tick(self.progress)
+
+    def _spend(self, size: int) -> None:
+        """Count bytes that were copied, and keep to the limited rate unless the source is CLOSED."""
+        self.progress.bytes += size
+        self._tick(self.progress)
+        if self._closed_ms is None:
+            self._limit.spend(size, Event())
+
+    def _copy_bucket(self, bucket: str, record_target: RecordAccess) -> None:
+        """Copy the bucket's row, documents and grants."""
+        source, target = self._source.metadata, self._target.metadata
+        row = source.bucket(bucket)
+        if row is None:
+            raise Conflict(f"bucket {bucket} was deleted while it was moved")
+        documents = source.bucket_documents(bucket, list(DocumentKind))
+        target.restore_buckets([BucketRecord(row, source.grants(bucket), documents)])
+        if source.bucket_usage(bucket) is not None:
+            target.meter_bucket(bucket, self._target.clock.now_ms())
+        record_target(AccessOf.BUCKET, bucket)
+        kill_point("moving.bucket_copied")
+
+    def _require_movable(self, bucket: str) -> None:
+        metadata = self._source.metadata
+        if metadata.list_uploads(bucket, "", None, 1):
+            raise InvalidInput(f"bucket {bucket} has unfinished multipart uploads; complete or abort them first")
+
+
+class _TooMuch(Exception):
+    """More has changed than can be copied while the source is CLOSED."""
+
+
+def cancel(side: CellSide, target: CellSide, bucket: str, number: int) -> None:
+    """Give up the move of a bucket that `side`, its home, still serves, and remove what was copied to the target, from
+    whatever cell. Raises Conflict if it cannot be given up any more, Transient."""
+    left, known = side.metadata.move_row(bucket), target.metadata.move_row(bucket)
+    if left is not None and left.state is MoveState.GONE:
+        raise Conflict(
+            f"the move of bucket {bucket} can only be completed: nos-ec cells move {bucket} --to {left.other}"
+        )
+    now_ms = side.clock.now_ms()
+    if left is not None and left.state is not MoveState.HERE:
+        here = MoveRow(bucket, MoveState.HERE, target.name, left.moves, number, now_ms)
+        side.metadata.set_move(here, left)
+        left = here
+    kill_point("moving.cancelled")
+    if left is not None:
+        _forget_changes(side.metadata, left)
+    if is_arriving(known):
+        gone = MoveRow(bucket, MoveState.GONE, side.name, left.moves if left else 0, number, now_ms)
+        target.metadata.set_move(gone, known)
+        _purge(target, gone)
+
+
+def is_arriving(known: MoveRow | None) -> bool:
+    """Return whether a cell with this row of a bucket has, or may get, copies of it, and does not serve it yet."""
+    return known is not None and known.state is MoveState.ARRIVING
+
+
+def require_one_cell(home: DirectoryRow) -> None:
+    """Raise InvalidInput if a bucket is wide, so that it cannot be moved."""
+    if home.slices:
+        raise InvalidInput(f"bucket {home.bucket} is wide; such buckets cannot be moved to another cell yet")
+
+
+def has_copies(metadata: Metadata, bucket: str) -> bool:
+    """Return whether a cell has versions of a bucket, also in the trash. Raises Transient."""
+    return any(walk(metadata, bucket)) or any(trash_of(metadata, bucket))
+
+
+def purge(side: CellSide, home: CellSide, bucket: str, tick: Callable[[int], object] = lambda _: None) -> int:
+    """Remove what a cell still has of a bucket that is in another cell, its home. Returns how many versions and markers
+    were removed. Raises InvalidInput while the home has no dump of its metadata that began after the move: a rebuild
+    could otherwise lose delete markers, empty objects and changed attributes. Raises Conflict, Transient."""
+    gone = side.metadata.move_row(bucket)
+    here = home.metadata.move_row(bucket)
+    if gone is None or gone.state is not MoveState.GONE:
+        raise InvalidInput(f"bucket {bucket} was not moved away from cell {side.name}")
+    if here is None or here.state is not MoveState.HERE:
+        raise Conflict(f"the move of bucket {bucket} to cell {home.name} is not complete; move it again")
+    if not _is_dumped_since(home, here.since_ms):
+        raise InvalidInput(
+            f"the metadata of cell {home.name} must be dumped before the copies in cell {side.name} are deleted:"
+            f" nos-ec --cell {home.name} metadata dump"
+        )
+    return _purge(side, gone, tick)
+
+
+def _purge(side: CellSide, gone: MoveRow, tick: Callable[[int], object] = lambda _: None) -> int:
+    side.metadata.move_as(gone)
+    removed = 0
+    for key in walk(side.metadata, gone.bucket):
+        removed += side.metadata.remove_key(gone.bucket, key.name, side.clock.now_ms())
+        tick(removed)
+    for page in trash_of(side.metadata, gone.bucket):
+        removed += len(side.metadata.purge_trash(page, side.clock.now_ms()))
+        tick(removed)
+    _abort_uploads(side, gone.bucket)
+    kill_point("moving.purged")
+    side.metadata.set_move(replace(gone, since_ms=side.clock.now_ms()), gone)
+    return removed
+
+
+def _changes(metadata: Metadata, bucket: str) -> Iterator[list[ChangedName]]:
+    """Yield the changes that are in the log now, in pages. The caller forgets each page."""
+    last = metadata.last_change(bucket)
+    while page := metadata.changed_names(bucket, last, _PAGE):
+        yield page
+
+
+def _abort_uploads(side: CellSide, bucket: str) -> None:
+    """Let GC delete the parts of objects that were removed from the source before they were copied as a whole."""
+    while side.metadata.abort_uploads(bucket, _PAGE, side.clock.now_ms()) == _PAGE:
+        pass
+
+
+def _forget_changes(metadata: Metadata, row: MoveRow) -> None:
+    for page in _changes(metadata, row.bucket):
+        metadata.forget_changes(row, page)
+
+
+def _is_dumped_since(side: CellSide, since_ms: int) -> bool:
+    newest_ms = newest_dump_ms(side.metadata, side.clock.now_ms())
+    return newest_ms is not None and newest_ms > since_ms

@@ -1,0 +1,1330 @@
+"""Buckets that are moved from one cell to another, through the library and the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from threading import Event
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from sqlalchemy import delete, update
+
+from nos_ec import InvalidInput, open_store
+from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.tables.schema import DIRECTORY, MOVES, OBJECTS
+from nos_ec.adapters.system_clock import SystemClock
+from nos_ec.cli.app import run
+from nos_ec.cli.commands import cell_moves
+from nos_ec.cli.commands.cell_moves import _move
+from nos_ec.cli.commands.cells import fill_directory
+from nos_ec.composition.cells import open_cells, open_home
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.errors import Conflict, Locked, Moved, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.locking.lock import Lock, LockMode
+from nos_ec.core.locking.lock_note import note_buckets
+from nos_ec.core.parts import parts_bucket, parts_prefix
+from nos_ec.core.versions import Versioning
+from nos_ec.engine.moving import bucket_mover, version_copier
+from nos_ec.engine.moving.bucket_mover import BucketMover
+from nos_ec.engine.moving.keys import key_of, trash_of, walk
+from nos_ec.engine.moving.version_copier import VersionCopier
+from nos_ec.engine.objects.store import Store
+from nos_ec.engine.upkeep.move_recovery import MoveRecovery, mover_lease, stalled_moves
+from nos_ec.monitoring.gc_samples import move_samples
+from nos_ec.ports.clock import Clock
+from nos_ec.ports.metadata import (
+    AddMarker,
+    BucketRecord,
+    BucketRow,
+    CannedAcl,
+    DeleteVersion,
+    DirectoryRow,
+    DocumentKind,
+    MarkerRow,
+    MoveRow,
+    MoveState,
+    ObjectRow,
+    PutRequest,
+    Rights,
+    VersionEntry,
+    VersionPage,
+)
+from nos_ec.settings import Settings
+from nos_ec.settings.section import DAY
+from nos_gc.assemble import gc_service
+from tests.rig.sql.sql_plans import caught
+from tests.service.conftest import Bench
+from tests.service.s3.cell_stores import cells_config, new_cells, serving_cells
+
+pytestmark = pytest.mark.invariant(12)
+
+KEPT_MS = 7_000_000_000_000
+"""The end of a retention that outlasts these tests."""
+
+MOVE_POINTS = [
+    "moves.state_set.before_commit",
+    "moving.arriving",
+    "moves.state_set.before_commit:2",
+    "moving.leaving",
+    "moving.upload_opened",
+    "moving.parts_copied",
+    "moving.landed",
+    "moving.copies_recorded.before_commit",
+    "moving.copies_recorded",
+    "moving.large_recorded.before_commit",
+    "moving.large_recorded",
+    "moving.lock_noted",
+    "moving.compared",
+    "moves.state_set.before_commit:3",
+    "moving.closed",
+    "moving.last_compared",
+    "moving.bucket_copied",
+    "moves.state_set.before_commit:4",
+    "moving.gone",
+    "moving.home_changed",
+    "moves.state_set.before_commit:5",
+    "moving.here",
+]
+CHANGED_POINTS = ["moving.names_compared", "moves.changes_forgotten.before_commit"]
+"""Points of a move during which names have changed."""
+GIVE_UP_POINTS = ["moving.cancelled"]
+SERVED_AGAIN_POINTS = ["moves.state_set.before_commit", "moves.served_again"]
+"""While a daemon lets a bucket take changes again whose mover has died."""
+PURGE_POINTS = ["moving.key_removed.before_commit", "moving.key_removed.before_commit:3", "moving.purged"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return new_cells(tmp_path, a=1, b=0, c=0)
+
+
+@contextmanager
+def cell(settings: Settings, name: str) -> Iterator[System]:
+    """A cell, opened by a process that looks at what it has, whatever it serves."""
+    with open_system(settings.of_cell(name)) as system:
+        system.metadata.move_as(MoveRow("", MoveState.HERE, "", 0, 0, 0))
+        yield system
+
+
+def contents(system: System, bucket: str) -> list[tuple[object, ...]]:
+    """All versions and markers of a bucket in a cell, with the bytes that are read."""
+    store = system.client.store()
+
+    def data(one: VersionEntry) -> bytes | None:
+        return None if one.row is None else b"".join(store.open_ciphertext(one.row, 0, one.row.size))
+
+    return [
+        (key.name, *described, data(one))
+        for key in walk(system.metadata, bucket)
+        for described, one in zip(key.contents, key.versions, strict=True)
+    ]
+
+
+def fill(settings: Settings, bucket: str = "photos") -> list[tuple[object, ...]]:
+    """Create a bucket with all kinds of objects in cell a, and return what it has."""
+    with open_store(settings) as store:
+        store.put(f"{bucket}/plain", b"1", attributes={"of": "x"})
+        store.put(f"{bucket}/empty", b"")
+        store.put(f"{bucket}/gone", b"2")
+        store.put(f"{bucket}/d/ä", b"3" * 5000)
+        store.delete(f"{bucket}/gone")
+        system = store._cells.system("a")
+        objects = system.client.store()
+        objects.put(ObjectKey(bucket, "large"), BytesIO(bytes(range(256)) * 3000))
+        compose(system, ObjectKey(bucket, "parts"), [bytes(range(255)) * 2000, b"last"])
+        for name, times in (("versions", 3), ("hidden", 2), ("empty versions", 2)):
+            for number in range(times):
+                data = b"" if "empty" in name else name.encode() * (number + 1)
+                objects.put(ObjectKey(bucket, name), BytesIO(data), versioning=Versioning.ENABLED)
+        objects.put(ObjectKey(bucket, "versions"), BytesIO(b"null"), versioning=Versioning.SUSPENDED)
+        objects.delete_versions([AddMarker(ObjectKey(bucket, "hidden"), Versioning.ENABLED)])
+        row = objects.put(ObjectKey(bucket, "sealed"), BytesIO(b"ciphertext" * 20))
+        metadata = system.metadata
+        metadata.create_bucket(bucket, "ann", CannedAcl.PRIVATE, 5)
+        metadata.set_bucket_owner(bucket, "ann", 5)
+        metadata.grant(bucket, "bob", Rights.READ, 6)
+        metadata.set_bucket_document(bucket, DocumentKind.TAGS, b"<tags/>", 7)
+        assert row.size
+        return contents(system, bucket)
+
+
+def compose(system: System, key: ObjectKey, bodies: Sequence[bytes]) -> ObjectRow:
+    """Store an object that is uploaded in these parts."""
+    uploads = system.client.uploads()
+    upload = uploads.create(key, "ann", b"")
+    for number, body in enumerate(bodies, 1):
+        uploads.put_part(upload, number, BytesIO(body), b"")
+    return uploads.complete(upload, lambda stored: (stored, {"a": "b"}))
+
+
+def move(settings: Settings, to: str, bucket: str = "photos") -> None:
+    _move(settings, bucket, to, 0)
+
+
+def home_of(settings: Settings, bucket: str = "photos") -> str | None:
+    with open_home(settings, bucket) as system:
+        return system.settings.cell
+
+
+def dump(settings: Settings, name: str) -> None:
+    config = Path(settings.of_cell(name).store.root).parent / "cells.toml"
+    assert run(["--config", str(config), "--cell", name, "metadata", "dump"]) == 0
+
+
+def test_a_bucket_is_moved_with_all_that_it_has(settings: Settings) -> None:
+    before = fill(settings)
+    assert len(before) >= 12
+    move(settings, "b")
+    assert home_of(settings) == "b"
+    with cell(settings, "b") as there, cell(settings, "a") as here:
+        assert contents(there, "photos") == before
+        record = BucketRecord(
+            there.metadata.bucket("photos"),  # type: ignore[arg-type]
+            there.metadata.grants("photos"),
+            there.metadata.bucket_documents("photos", list(DocumentKind)),
+        )
+        assert (record.row.owner, record.grants) == ("ann", {"bob": Rights.READ})
+        assert record.documents == {DocumentKind.TAGS: b"<tags/>"}
+        assert here.metadata.bucket_documents("photos", list(DocumentKind)) == {}
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"1"
+        assert store.head("photos/plain").attributes == {"of": "x"}
+        names = [info.key.name for info in store.list("photos")]
+        assert names == ["d/ä", "empty", "empty versions", "large", "parts", "plain", "sealed", "versions"]
+        assert [row.name for row in store._cells.buckets_of("ann", "", 10)] == ["photos"]
+        store.put("photos/plain", b"new")
+        assert store.get("photos/plain") == b"new"
+
+
+def test_programs_that_know_the_old_cell_are_refused_once(settings: Settings) -> None:
+    fill(settings)
+    with open_store(settings) as store:
+        calls: list[Any] = [
+            lambda: store.put("photos/plain", b"late"),
+            lambda: store.put("photos/huge", BytesIO(bytes(700_000))),
+            lambda: store.put_many([("photos/plain", b"late")]),
+            lambda: store.set_attributes("photos/plain", {"of": "late"}),
+            lambda: store.delete("photos/plain"),
+            lambda: store.delete_many(["photos/plain"]),
+            lambda: store.head("photos/plain"),
+            lambda: store.head("photos/none"),
+            lambda: list(store.list("photos")),
+            lambda: list(store.list_folder("photos")),
+        ]
+        assert store._cells.home("photos") == "a"
+        move(settings, "b")
+        with cell(settings, "b") as there:
+            before = contents(there, "photos")
+        for call in calls:
+            store._cells._homes.clear()
+            store._cells._homes["photos"] = DirectoryRow("photos", "a", "ann", 5)
+            with pytest.raises(Moved, match="bucket photos was moved to cell b"):
+                call()
+            assert store._cells.home("photos") == "b"
+        with cell(settings, "a") as here, cell(settings, "b") as there:
+            assert contents(there, "photos") == contents(here, "photos") == before
+        assert store.get("photos/plain") == b"1"
+
+
+def test_one_bucket_that_was_moved_stops_no_other(settings: Settings) -> None:
+    fill(settings)
+    with open_store(settings) as store:
+        store.put("other/k", b"1")
+        move(settings, "b")
+        objects = store._cells.system("a").client.store()
+        news = [objects._new_object(PutRequest(ObjectKey(bucket, "k")), b"2") for bucket in ("photos", "other")]
+        answers = objects._puts.batches.store_puts([(new, b"2") for new in news])
+        assert isinstance(answers[0], Moved)
+        assert not isinstance(answers[1], NosError)
+        assert store.get("other/k") == b"2"
+        rows = [store.head("other/k").row]
+        with cell(settings, "a") as here:
+            rows.append(here.metadata.get(ObjectKey("photos", "plain")))
+        gone = store._cells.system("a").metadata.delete_unchanged(rows, 5)
+        assert [row.key.bucket for row in gone] == ["other"]
+
+
+@contextmanager
+def new_mover(settings: Settings) -> Iterator[tuple[BucketMover, Callable[..., None]]]:
+    """A mover of buckets from a to b, and a function that lets it move one of them and calls its argument with the name
+    of each kill point."""
+    with ExitStack() as stack:
+        directory, source, target = (stack.enter_context(open_system(settings.of_cell(name))) for name in "aab")
+        mover = BucketMover(directory.metadata, source.client.moving(), target.client.moving(), number=7)
+        records = target.client.access_records().record, source.client.access_records().record
+
+        def run_move(point: Callable[[str], object], bucket: str = "photos") -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(bucket_mover, "kill_point", point)
+                mover.move(bucket, *records)
+
+        yield mover, run_move
+
+
+@contextmanager
+def interrupted(settings: Settings, at: str) -> Iterator[BucketMover]:
+    """A mover of the bucket from a to b that is interrupted at this kill point."""
+
+    class Stop(Exception):
+        pass
+
+    def point(name: str) -> None:
+        if name == at:
+            raise Stop
+
+    with new_mover(settings) as (mover, run_move):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mover, "_serve_again", lambda *_: None)
+            with pytest.raises(Stop):
+                run_move(point)
+        yield mover
+
+
+def test_a_bucket_that_is_closed_is_read_and_not_changed(settings: Settings) -> None:
+    before = fill(settings)
+    with open_store(settings) as store, interrupted(settings, "moving.closed"):
+        assert store.get("photos/plain") == b"1"
+        assert len(list(store.list("photos"))) == 8
+        changes: list[Any] = [lambda: store.put("photos/k", b"x"), lambda: store.delete("photos/plain")]
+        for change in changes:
+            with pytest.raises(Transient, match="bucket photos is being moved to cell b, and takes no changes"):
+                change()
+    move(settings, "a")  # gives up
+    with open_store(settings) as store, cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(here, "photos") == before
+        assert contents(there, "photos") == []
+        store.put("photos/k", b"x")
+    dump(settings, "b")
+    move(settings, "b")
+    assert home_of(settings) == "b"
+
+
+def test_changes_while_a_bucket_is_copied_are_moved(settings: Settings) -> None:
+    fill(settings)
+    with open_store(settings) as store, interrupted(settings, "moving.compared"):
+        store.put("photos/plain", b"changed")
+        store.put("photos/new", b"new")
+        store.delete("photos/d/ä")
+        store.set_attributes("photos/sealed", {"now": "1"})
+        with cell(settings, "a") as here:
+            before = contents(here, "photos")
+        move(settings, "b")
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+
+
+def test_a_closed_bucket_reads_what_has_changed_and_nothing_else(settings: Settings) -> None:
+    """So the time for which changes are refused does not depend on the size of the bucket."""
+    small, large = (counted_while_closed(settings, f"of-{objects}", objects) for objects in (20, 400))
+    assert small == large
+    assert small[1] == 5 + 6, "versions of six names in both cells; one of them was deleted in the source"
+
+
+def counted_while_closed(settings: Settings, bucket: str, objects: int) -> tuple[int, int]:
+    """Move a bucket with this many objects, of which six change just before it is closed. Returns how many SQL
+    statements then run in both cells, and how many versions they list, until it is gone."""
+    entries: list[object] = []
+    found: list[tuple[int, int]] = []
+    with open_store(settings) as store, new_mover(settings) as (mover, run_move), ExitStack() as stack:
+        store.put_many([(f"{bucket}/{number:03}", b"x") for number in range(objects)])
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        statements = []
+        for side in (mover._source.metadata, mover._target.metadata):
+            assert isinstance(side, SqlMetadata)
+            statements.append(stack.enter_context(caught(side)))
+            patch.setattr(side, "list_versions", partial(_listed, entries, side.list_versions))
+
+        def point(name: str) -> None:
+            if name == "moving.compared":
+                store.put(f"{bucket}/010", b"changed")
+            elif name == "moving.names_compared":  # it closes the bucket next
+                store.put_many([(f"{bucket}/00{number}", b"changed") for number in range(5)])
+                store.delete(f"{bucket}/009")
+            elif name in ("moving.closed", "moving.gone"):
+                found.append((sum(map(len, statements)), len(entries)))
+
+        run_move(point, bucket)
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(there, bucket) == contents(here, bucket)
+        assert len(contents(there, bucket)) == objects - 1
+        assert here.metadata.last_change(bucket) == 0
+    closed, gone = found
+    return gone[0] - closed[0], gone[1] - closed[1]
+
+
+def _listed(entries: list[object], listed: Callable[..., VersionPage], *args: Any) -> VersionPage:
+    page = listed(*args)
+    entries += page.entries
+    return page
+
+
+@pytest.mark.parametrize("limit", ["names", "bytes", "time"])
+def test_a_bucket_is_opened_again_if_too_much_has_changed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    fill(settings)
+    monkeypatch.setattr(bucket_mover, "CLOSED_NAMES_MAX", 3 if limit == "names" else 100)
+    monkeypatch.setattr(bucket_mover, "CLOSED_BYTES_MAX", 30 if limit == "bytes" else 1 << 20)
+    points: list[str] = []
+    with open_store(settings) as store, new_mover(settings) as (mover, run_move):
+        clock = SlowClock(mover._source.clock)
+        mover._source = replace(mover._source, clock=clock)
+
+        def point(name: str) -> None:
+            points.append(name)
+            closed = points.count("moving.closed")
+            clock.step_ms = 400 if limit == "time" and closed == 1 else 0
+            if name in ("moving.compared", "moving.names_compared") and closed < 2:
+                for number in range(4):
+                    store.put(f"photos/{number}", name.encode())
+            if name == "moving.names_compared" and closed == 1:
+                store.set_attributes("photos/plain", {"while": "open again"})
+                assert store.get("photos/0") == b"moving.names_compared"
+
+        monkeypatch.setattr(bucket_mover, "PASSES_MAX", 1)
+        run_move(point)
+    # The bytes and the names are as many at the second attempt as at the first one.
+    assert points.count("moving.closed") == (2 if limit == "time" else 3)
+    assert points.count("moving.last_compared") == 1
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(there, "photos") == contents(here, "photos")
+        assert there.metadata.get(ObjectKey("photos", "plain")).attributes
+        assert here.metadata.last_change("photos") == 0
+
+
+class SlowClock:
+    """A clock that advances by `step_ms` more whenever it is read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._more_ms = clock, 0
+        self.step_ms = 0
+
+    def now_ms(self) -> int:
+        self._more_ms += self.step_ms
+        return self._clock.now_ms() + self._more_ms
+
+    def wait(self, stop: Event, wait_ms: int) -> bool:
+        return self._clock.wait(stop, wait_ms)
+
+
+def test_a_move_ends_if_too_much_changes_each_time(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(settings)
+    monkeypatch.setattr(bucket_mover, "CLOSED_NAMES_MAX", 1)
+    monkeypatch.setattr(bucket_mover, "PASSES_MAX", 2)
+    monkeypatch.setattr(bucket_mover, "ROUNDS_MAX", 3)
+    with open_store(settings) as store, new_mover(settings) as (_, run_move):
+
+        def point(name: str) -> None:
+            if name in ("moving.compared", "moving.names_compared"):
+                store.put_many([("photos/1", b"1"), ("photos/2", b"2")])
+
+        with pytest.raises(Transient, match="bucket photos was closed 3 times"):
+            run_move(point)
+        store.put("photos/plain", b"served")
+    assert home_of(settings) == "a"
+    with cell(settings, "a") as here:
+        assert here.metadata.last_change("photos") == 0
+        before = contents(here, "photos")
+    monkeypatch.undo()
+    move(settings, "b")
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+@pytest.mark.parametrize("name", ["plain", "large"])
+def test_a_version_that_is_gone_when_it_is_read(settings: Settings, name: str, is_changed: bool) -> None:
+    """If a user has removed it before it was read, or after the first bytes of a large one, its key is copied again.
+    Otherwise it is damaged, and the move ends."""
+    fill(settings)
+    with open_store(settings) as store, new_mover(settings) as (_, run_move):
+        read, refused = Store.open_ciphertext, list[str]()
+
+        def missing(reads: Store, row: ObjectRow, offset: int, length: int) -> Iterator[bytes]:
+            if row.key.name == name and not refused:
+                refused.append(name)
+                if is_changed:
+                    store.put(f"photos/{name}", b"changed")
+                if name == "plain":
+                    raise NotFound("it is gone")
+                yield next(read(reads, row, offset, length)) if not is_changed else b"first"
+                raise Conflict("it is gone; read it again")
+            yield from read(reads, row, offset, length)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "open_ciphertext", missing)
+            if is_changed:
+                run_move(lambda _: None)
+            else:
+                with pytest.raises(NotFound, match="it is gone"):
+                    run_move(lambda _: None)
+        assert refused
+    assert home_of(settings) == ("b" if is_changed else "a")
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert (contents(there, "photos") == contents(here, "photos")) == is_changed
+
+
+@pytest.mark.parametrize("what", ["purged", "changed", "lost"])
+def test_a_version_in_the_trash_that_is_not_found(settings: Settings, what: str) -> None:
+    """If a user has purged it, it is left out; if its row has changed, it is read again. Otherwise, the move ends."""
+    fill(settings)
+    with open_system(settings.of_cell("a")) as here, new_mover(settings) as (_, run_move):
+        metadata, key = here.metadata, ObjectKey("photos", "large")
+        metadata.delete(key, 6, KEPT_MS)
+        read, tried = VersionCopier._read, list[ObjectRow]()
+
+        def missing(copier: VersionCopier, row: ObjectRow) -> Iterator[bytes]:
+            if row.key == key and not tried:
+                tried.append(row)
+                if what == "purged":
+                    assert metadata.purge_trash([row], 7)
+                    return read(copier, row)
+                if what == "changed":  # as when its bytes are packed
+                    with metadata._engine.begin() as connection:  # type: ignore[attr-defined]
+                        of_row = OBJECTS.c.object_id == row.object_id
+                        connection.execute(update(OBJECTS).where(of_row).values(created_ms=77))
+                raise NotFound("it is gone")
+            return read(copier, row)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(VersionCopier, "_read", missing)
+            if what == "lost":
+                with pytest.raises(NotFound, match="it is gone"):
+                    run_move(lambda _: None)
+                assert home_of(settings) == "a"
+                return
+            run_move(lambda _: None)
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert [one[2] for one in trashed(there)] == ([77] if what == "changed" else [])
+        assert trashed(there) == trashed(here)
+        assert contents(there, "photos") == contents(here, "photos")
+
+
+@pytest.mark.parametrize("versions", [1, 16, 17, 40])
+def test_a_single_key_is_read_as_among_all(settings: Settings, versions: int) -> None:
+    with open_system(settings.of_cell("a")) as system:
+        for name in ("k", "k2", "k/3", "j"):
+            for number in range(versions if name == "k" else 2):
+                key = ObjectKey("photos", name)
+                system.client.store().put(key, BytesIO(bytes(number)), versioning=Versioning.ENABLED)
+        system.client.store().delete_versions([AddMarker(ObjectKey("photos", "k2"), Versioning.ENABLED)])
+        for key_read in walk(system.metadata, "photos"):
+            found = key_of(system.metadata, "photos", key_read.name)
+            assert found is not None
+            assert (found.name, found.contents) == (key_read.name, key_read.contents)
+        for name in ("", "k/", "a", "z"):
+            assert key_of(system.metadata, "photos", name) is None
+
+
+@pytest.mark.parametrize("point", ["moving.compared", "moving.closed", "moving.bucket_copied"])
+def test_an_earlier_mover_does_no_harm(settings: Settings, point: str) -> None:
+    fill(settings)
+    with interrupted(settings, point) as mover:
+        move(settings, "b")
+        with open_store(settings) as store:
+            store.put("photos/plain", b"later")
+        with cell(settings, "b") as there:
+            before = contents(there, "photos")
+        target = mover._target.metadata
+        changes: list[Any] = [
+            lambda: mover._copy("photos", MoveRow("photos", MoveState.LEAVING, "b", 1, 7, 0), lambda *_: None),
+            lambda: target.remove_key("photos", "plain", 5),
+            lambda: target.restore_buckets([BucketRecord(BucketRow("photos", "eve", 5), {}, {})]),
+            lambda: target.record_markers([MarkerRow(ObjectKey("photos", "plain"), 5, 5, is_null=False)]),
+            lambda: mover._directory.move_home("photos", "a", 1),
+        ]
+        for change in changes:
+            with pytest.raises((Conflict, Moved)):
+                change()
+        with cell(settings, "b") as there:
+            assert contents(there, "photos") == before
+    assert home_of(settings) == "b"
+
+
+def let_die(settings: Settings, number: int = 7) -> None:
+    """Let the leases of this mover end, as those of a process that does not renew them."""
+    for name in "ab":
+        with open_system(settings.of_cell(name)) as system:
+            for lease in system.metadata.list_leases(mover_lease(number)):
+                assert system.metadata.fence_lease(lease, lease.expires_ms)
+
+
+def recover(settings: Settings) -> int:
+    """What the daemons of cell a do about moves. Returns how many buckets they let be changed again."""
+    with open_system(settings.of_cell("a")) as system:
+        return MoveRecovery(system.metadata, system.clock).run_once()
+
+
+@pytest.mark.parametrize("point", ["moving.leaving", "moving.closed"])
+def test_a_bucket_takes_changes_again_when_its_mover_has_died(settings: Settings, point: str) -> None:
+    before = fill(settings)
+    with interrupted(settings, point) as mover:
+        with mover._source.new_lease(mover_lease(7)):
+            assert recover(settings) == 0, "it lives"
+        assert recover(settings) == 1
+        with open_system(settings.of_cell("a")) as system:
+            upload = system.client.uploads().create(ObjectKey("photos", "parts"), "ann", b"")
+            system.metadata.abort_upload(upload.upload_id, 5)
+            system.metadata.forget_upload(replace(upload, since_ms=5))
+            assert [row.state for row in stalled_moves(system.metadata)] == []
+        with open_system(settings.of_cell("b")) as system:
+            assert [row.state for row in stalled_moves(system.metadata)] == [MoveState.ARRIVING]
+    with open_store(settings) as store:
+        store.put("photos/later", b"x")
+    move(settings, "b")
+    with cell(settings, "b") as there:
+        assert len(contents(there, "photos")) == len(before) + 1
+        assert stalled_moves(there.metadata) == []
+
+
+def test_a_move_that_is_not_complete_is_not_given_back(settings: Settings, capsys: Any) -> None:
+    fill(settings)
+    with interrupted(settings, "moving.gone"):
+        assert recover(settings) == 0
+        with cell(settings, "a") as here, cell(settings, "b") as there:
+            assert [row.state for row in stalled_moves(here.metadata)] == [MoveState.GONE]
+            assert [row.state for row in stalled_moves(there.metadata)] == [MoveState.ARRIVING]
+            (sample,) = move_samples(there.metadata)
+            assert sample.value == 1
+        config = Path(settings.of_cell("a").store.root).parent / "cells.toml"
+        capsys.readouterr()
+        assert run(["--config", str(config), "cells", "moves", "--json"]) == 0
+        listed = json.loads(capsys.readouterr().out)["moves"]
+        assert [(one["state"], one["stalled"]) for one in listed] == [("gone", True), ("arriving", True)]
+    move(settings, "b")
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert stalled_moves(here.metadata) == stalled_moves(there.metadata) == []
+
+
+@contextmanager
+def paused(at: str, meanwhile: Callable[[], object]) -> Iterator[list[str]]:
+    """Does this when a mover first reaches a kill point, as if the mover was paused there. Returns the points at which
+    that happened."""
+    done: list[str] = []
+
+    def point(name: str) -> None:
+        if name == at and not done:
+            done.append(name)
+            meanwhile()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (bucket_mover, version_copier):
+            patch.setattr(module, "kill_point", point)
+        yield done
+
+
+@pytest.mark.parametrize("point", ["moving.leaving", "moving.closed", "moving.bucket_copied"])
+def test_a_mover_that_was_taken_for_dead_begins_again(settings: Settings, point: str) -> None:
+    before = fill(settings)
+
+    def meanwhile() -> None:
+        end_leases(settings)
+        assert recover(settings) == 1
+        with open_store(settings) as store:
+            store.put("photos/meanwhile", b"x")
+            store.delete("photos/d/ä")
+
+    with paused(point, meanwhile) as done:
+        move(settings, "b")
+    assert done
+    with cell(settings, "b") as there:
+        now = contents(there, "photos")
+    assert {one[0] for one in now} == {one[0] for one in before} - {"d/ä"} | {"meanwhile"}
+    assert home_of(settings) == "b"
+
+
+def test_a_mover_that_was_taken_for_dead_forgets_no_changes(settings: Settings) -> None:
+    fill(settings)
+    points: list[str] = []
+    with open_store(settings) as store, new_mover(settings) as (_, run_move):
+
+        def point(name: str) -> None:
+            points.append(name)
+            if points.count("moving.leaving") == 1:
+                if name == "moving.compared":
+                    store.put("photos/plain", b"changed")
+                elif name == "moving.names_compared":
+                    let_die(settings, 7)
+                    assert recover(settings) == 1
+                    store.put("photos/plain", b"changed again")
+
+        run_move(point)
+    assert points.count("moving.leaving") == 2
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(there, "photos") == contents(here, "photos")
+        assert any(one[0] == "plain" and one[-1] == b"changed again" for one in contents(there, "photos"))
+
+
+def end_leases(settings: Settings) -> None:
+    """Let the leases of all movers end."""
+    with open_system(settings.of_cell("a")) as system:
+        held = system.metadata.list_leases("move-")
+    for lease in held:
+        let_die(settings, int(lease.name.removeprefix("move-"), 16))
+
+
+@pytest.mark.parametrize(
+    ("point", "days"),
+    [
+        ("moving.arriving", 1),
+        ("moving.copies_recorded", -1),
+        ("moving.compared", 1),
+        ("moving.bucket_copied", -1),
+        ("moving.gone", 1),
+    ],
+)
+def test_a_mover_that_continues_after_another_one_has_finished(settings: Settings, point: str, days: int) -> None:
+    """It was paused for longer than any lease, and the clock of the host was set meanwhile."""
+    fill(settings)
+    after: list[tuple[object, ...]] = []
+    now_ms = SystemClock.now_ms
+
+    def meanwhile() -> None:
+        end_leases(settings)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SystemClock, "now_ms", lambda clock: now_ms(clock) + days * DAY)
+            recover(settings)
+            move(settings, "b")
+            with open_store(settings) as store:
+                store.put("photos/plain", b"later")
+                store.delete("photos/d/ä")
+        with cell(settings, "b") as there:
+            after.extend(contents(there, "photos"))
+
+    with paused(point, meanwhile) as done, pytest.raises((Conflict, Transient)):
+        move(settings, "b")
+    assert done
+    assert home_of(settings) == "b"
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(there, "photos") == after
+        states = [system.metadata.move_row("photos") for system in (here, there)]
+        assert [row.state for row in states if row is not None] == [MoveState.GONE, MoveState.HERE]
+        assert stalled_moves(here.metadata) == stalled_moves(there.metadata) == []
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"later"
+
+
+def lock(system: System, name: str, lock: Lock, *, bypass: bool = False) -> ObjectRow:
+    """Change the lock of a version, and return its row."""
+    row = system.metadata.get(ObjectKey("photos", name))
+    system.client.locks().change(row, lock, bypass=bypass)
+    return system.metadata.get(row.key)
+
+
+def lock_some(settings: Settings) -> None:
+    """Add locked versions to the bucket in cell a: with locks of their PUTs, and with later ones."""
+    with open_system(settings.of_cell("a")) as system:
+        system.metadata.set_bucket_document("photos", DocumentKind.OBJECT_LOCK, b"x", 5)
+        kept = Lock(LockMode.COMPLIANCE, KEPT_MS)
+        for name in ("kept", "extended", "held", "freed", "large kept"):
+            request = PutRequest(ObjectKey("photos", name), versioning=Versioning.ENABLED, lock=kept)
+            if name in ("held", "freed"):
+                request = replace(request, lock=None)
+            system.client.store().put_request(request, BytesIO(name.encode() * (90_000 if "large" in name else 1)))
+        lock(system, "extended", replace(kept, until_ms=KEPT_MS + 1))
+        lock(system, "large kept", replace(kept, until_ms=KEPT_MS + 2))
+        lock(system, "held", Lock(hold=True))
+        lock(system, "freed", Lock(hold=True))
+        lock(system, "freed", Lock())
+        request = PutRequest(ObjectKey("photos", "kept"), versioning=Versioning.ENABLED)
+        system.client.store().put_request(request, BytesIO(b"makes it noncurrent"))
+
+
+def locked_in(system: System) -> list[VersionEntry]:
+    """The versions of the bucket that are locked, each of which the cell refuses to delete."""
+    found = []
+    for key in walk(system.metadata, "photos"):
+        for one in key.versions:
+            if one.row is not None and one.row.lock is not None and one.row.lock.protects(5):
+                found.append(one)
+                (refusal,) = system.client.store().delete_versions(
+                    [DeleteVersion(one.key, None if one.is_null else one.version)]
+                )
+                assert isinstance(refusal, Locked)
+    return found
+
+
+@pytest.mark.invariant(11)
+def test_locked_versions_are_moved_with_their_locks(settings: Settings) -> None:
+    fill(settings)
+    lock_some(settings)
+    with interrupted(settings, "moving.compared"), open_system(settings.of_cell("a")) as system:
+        lock(system, "large kept", Lock(LockMode.COMPLIANCE, KEPT_MS + 3))
+        lock(system, "plain", Lock(hold=True))
+        lock(system, "extended", Lock(LockMode.COMPLIANCE, KEPT_MS + 4))
+    with open_system(settings.of_cell("a")) as here:
+        before = contents(here, "photos")
+        names = [one.key.name for one in locked_in(here)]
+        assert names == ["extended", "held", "kept", "large kept", "plain"]
+    move(settings, "b")
+    with open_system(settings.of_cell("b")) as there, cell(settings, "a") as here:
+        assert contents(there, "photos") == contents(here, "photos") == before
+        assert [one.key.name for one in locked_in(there)] == names
+        assert there.metadata.bucket_document("photos", DocumentKind.OBJECT_LOCK) == b"x"
+
+        def noted(system: System) -> list[tuple[object, ...]]:
+            rows = [one for bucket in note_buckets() for one in system.metadata.list_objects(bucket, "", "", 100)]
+            return [(row.key, row.size, row.crc32c) for row in rows]
+
+        assert len(noted(there)) == 5
+        assert noted(there) == noted(here), "so a rebuild finds the same locks"
+    dump(settings, "b")
+    config = Path(settings.of_cell("a").store.root).parent / "cells.toml"
+    assert run(["--config", str(config), "cells", "purge", "photos", "--from", "a"]) == 0
+    with open_system(settings.of_cell("b")) as there, cell(settings, "a") as here:
+        assert contents(here, "photos") == []
+        assert noted(here) == []
+        assert contents(there, "photos") == before
+        extended = lock(there, "extended", Lock(LockMode.COMPLIANCE, KEPT_MS + 5))
+        assert extended.lock is not None
+        assert extended.lock.until_ms == KEPT_MS + 5
+        with pytest.raises(Locked):
+            lock(there, "extended", Lock(LockMode.COMPLIANCE, KEPT_MS), bypass=True)
+
+
+def trashed(system: System) -> list[tuple[object, ...]]:
+    """The versions of the bucket in the trash of a cell, with their times and the bytes that are read."""
+    store = system.client.store()
+    rows = [row for page in trash_of(system.metadata, "photos") for row in page]
+    return sorted(
+        (row.key.name, row.version, row.created_ms, row.attributes, row.trash_until_ms, row.trashed_ms, data)
+        for row in rows
+        for data in [b"".join(store.open_ciphertext(row, 0, row.size))]
+    )
+
+
+def test_the_trash_of_a_bucket_is_moved(settings: Settings) -> None:
+    fill(settings)
+    kept_ms = KEPT_MS
+    with open_system(settings.of_cell("a")) as system:
+        metadata, objects = system.metadata, system.client.store()
+
+        def delete(name: str, trashed_ms: int, until_ms: int, bucket: str = "photos") -> None:
+            metadata.delete(ObjectKey(bucket, name), trashed_ms, until_ms)
+
+        for name, ms in (("plain", 6), ("large", 6), ("sealed", 7), ("empty", 8), ("d/ä", 8)):
+            delete(name, ms, kept_ms + ms)
+        objects.put(ObjectKey("photos", "plain"), BytesIO(b"twice"))
+        delete("plain", 9, kept_ms + 6)
+        with interrupted(settings, "moving.compared"):
+            metadata.undelete([system.client.trash().find(ObjectKey("photos", "sealed"))])
+            metadata.purge_trash([system.client.trash().find(ObjectKey("photos", "empty"))], 10)
+            objects.put(ObjectKey("photos", "over"), BytesIO(b"over"))
+            delete("over", 11, 12)
+        before, alive = trashed(system), contents(system, "photos")
+        assert [one[0] for one in before] == ["d/ä", "large", "over", "plain", "plain"]
+        objects.put(ObjectKey("other", "over"), BytesIO(b"over"))
+        delete("over", 11, 12, bucket="other")
+    move(settings, "b")
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert trashed(there) == trashed(here) == before
+        assert contents(there, "photos") == contents(here, "photos") == alive
+    with open_system(settings.of_cell("a")) as here:
+        assert here.client.trash().expire().objects == 1, "the old copies are in nobody's way"
+        assert trashed(here) == before
+    with open_system(settings.of_cell("b")) as there:
+        assert there.client.trash().expire().objects == 1
+        can = there.client.trash()
+        can.undelete(can.find(ObjectKey("photos", "large")))
+    with open_store(settings) as store:
+        assert store.get("photos/large") == bytes(range(256)) * 3000
+    dump(settings, "b")
+    config = Path(settings.of_cell("a").store.root).parent / "cells.toml"
+    assert run(["--config", str(config), "cells", "purge", "photos", "--from", "a"]) == 0
+    with cell(settings, "a") as here:
+        assert trashed(here) == contents(here, "photos") == []
+
+
+def fill_for_rebuild(settings: Settings) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
+    """Fill the bucket, also with locks, holds and a trash. Returns what it has, and what its trash has."""
+    fill(settings)
+    lock_some(settings)
+    with open_system(settings.of_cell("a")) as system:
+        for name in ("plain", "large"):
+            system.metadata.delete(ObjectKey("photos", name), 6, KEPT_MS)
+        before, in_trash = contents(system, "photos"), trashed(system)
+    assert [one[0] for one in in_trash] == ["large", "plain"]
+    return before, in_trash
+
+
+def lose_and_rebuild(settings: Settings, folder: Path, name: str, *arguments: str) -> None:
+    """Delete the database of a cell, and rebuild it and the directory."""
+    for part in Path(settings.of_cell(name).store.root).glob("metadata.db*"):
+        part.unlink()
+    config, to_look_at = str(folder / "cells.toml"), str(folder / "list")
+    rebuild = ["--cell", name, "metadata", "rebuild", "--list", to_look_at, *arguments]
+    assert run(["--config", config, *rebuild]) == 0
+    assert run(["--config", config, "cells", "rebuild-directory"]) == 0
+
+
+def assert_has_all(system: System, before: list[tuple[object, ...]], in_trash: list[tuple[object, ...]]) -> None:
+    """The cell has these versions, this trash, and the locks of `lock_some`."""
+    assert contents(system, "photos") == before
+    assert trashed(system) == in_trash
+    assert [one.key.name for one in locked_in(system)] == ["extended", "held", "kept", "large kept"]
+
+
+@pytest.mark.invariant(11)
+def test_a_moved_bucket_is_as_it_was_when_its_new_database_was_rebuilt(settings: Settings, tmp_path: Path) -> None:
+    """From the dump after the move, when the old copies are purged: with locks, holds and the trash."""
+    before, in_trash = fill_for_rebuild(settings)
+    move(settings, "b")
+    dump(settings, "b")
+    config = str(tmp_path / "cells.toml")
+    assert run(["--config", config, "cells", "purge", "photos", "--from", "a"]) == 0
+    lose_and_rebuild(settings, tmp_path, "b")
+    assert home_of(settings) == "b"
+    with open_system(settings.of_cell("b")) as there, cell(settings, "a") as here:
+        assert_has_all(there, before, in_trash)
+        assert contents(here, "photos") == trashed(here) == []
+
+
+@pytest.mark.invariant(11)
+@pytest.mark.parametrize(
+    ("lost", "point"),
+    [
+        ("a", "moving.compared"),
+        ("a", "moving.closed"),
+        ("a", "moving.gone"),
+        ("a", "moving.home_changed"),
+        ("a", "moving.here"),
+        ("b", "moving.compared"),
+        ("b", "moving.closed"),
+    ],
+)
+def test_a_move_continues_after_a_database_was_rebuilt(
+    settings: Settings, tmp_path: Path, lost: str, point: str
+) -> None:
+    """The source has a dump from before the move, and the target has none."""
+    before, in_trash = fill_for_rebuild(settings)
+    dump(settings, "a")
+    with interrupted(settings, point):
+        pass
+    lose_and_rebuild(settings, tmp_path, lost, *(["--without-dump"] if lost == "b" else []))
+    move(settings, "b")
+    assert home_of(settings) == "b"
+    with open_system(settings.of_cell("b")) as there:
+        assert_has_all(there, before, in_trash)
+
+
+def test_what_cannot_be_moved_is_refused_and_still_served(settings: Settings) -> None:
+    before = fill(settings)
+    with open_system(settings.of_cell("a")) as system:
+        metadata, uploads = system.metadata, system.client.uploads()
+        upload = uploads.create(ObjectKey("photos", "parts"), "ann", b"")
+
+        def refused(why: str) -> None:
+            with pytest.raises(InvalidInput, match=why):
+                move(settings, "b")
+            assert home_of(settings) == "a"
+            system.client.store().put(ObjectKey("photos", "served"), BytesIO(b"x"))
+
+        refused("has unfinished multipart uploads")
+        metadata.abort_upload(upload.upload_id, 5)
+    assert len(before) > 10
+
+
+def test_parts_are_deleted_from_a_cell_that_does_not_serve_their_bucket(settings: Settings) -> None:
+    with open_system(settings.of_cell("a")) as system:
+        uploads = system.client.uploads()
+        upload = uploads.create(ObjectKey("photos", "parts"), "ann", b"")
+        uploads.put_part(upload, 1, BytesIO(b"part"), b"")
+        uploads.abort(upload.upload_id, upload.key)
+        fill(settings)
+        move(settings, "b")
+        gc_service(system).run_once()
+        assert system.metadata.upload(upload.upload_id) is None
+        assert system.metadata.list_names(parts_bucket("photos"), parts_prefix(upload.upload_id), "", 9) == []
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_the_directory_is_rebuilt_from_the_cells(settings: Settings, is_restored: bool, capsys: Any) -> None:
+    fill(settings)
+    move(settings, "c")
+    if is_restored:  # from a backup before the move
+        with open_system(settings.of_cell("a")) as system:
+            old = system.metadata.directory_row("photos")
+            assert old is not None
+            assert (old.home, old.moves) == ("c", 1)
+            with system.metadata._engine.begin() as connection:  # type: ignore[attr-defined]
+                connection.execute(update(DIRECTORY).values(home="a", moves=0))
+    fill_directory(settings, as_json=False)
+    assert home_of(settings) == "c"
+    with open_system(settings.of_cell("a")) as system:
+        with system.metadata._engine.begin() as connection:  # type: ignore[attr-defined]
+            connection.execute(delete(MOVES))  # rebuilt from an old dump
+        fill_directory(settings, as_json=False)
+        row = system.metadata.move_row("photos")
+        assert row is not None
+        assert (row.state, row.other, row.number) == (MoveState.GONE, "c", 1)
+    capsys.readouterr()
+
+
+def test_old_copies_are_deleted_after_a_dump(settings: Settings, tmp_path: Path, capsys: Any) -> None:
+    before = fill(settings)
+    config = str(tmp_path / "cells.toml")
+
+    def call(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert run(["--config", config, *words, "--json"]) == code
+        found = capsys.readouterr()
+        return json.loads(found.out) if not code else found.err
+
+    moved = call("cells", "move", "photos", "--to", "b")["moved"]
+    assert (moved["cell"], moved["versions"]) == ("b", len(before))
+    (row,) = call("cells", "moves")["moves"]
+    assert (row["bucket"], row["cell"], row["state"], row["other"]) == ("photos", "a", "gone", "b")
+    assert run(["--config", config, "cells", "moves"]) == 0
+    assert "nos-ec cells purge photos --from a" in capsys.readouterr().out
+    assert "must be dumped" in call("cells", "purge", "photos", "--from", "a", code=2)
+    assert "still has old copies" in call("cells", "move", "photos", "--to", "a", code=2)
+    call("--cell", "b", "metadata", "dump")
+    assert call("cells", "purge", "photos", "--from", "a")["purged"]["versions"] == len(before)
+    assert call("cells", "moves")["moves"] == []
+    assert "must be dumped before bucket photos can come back" in call("cells", "move", "photos", "--to", "a", code=2)
+    call("--cell", "a", "metadata", "dump")
+    call("cells", "move", "photos", "--to", "a")
+    with cell(settings, "a") as here:
+        assert contents(here, "photos") == before
+    assert "there is no cell x" in call("cells", "move", "photos", "--to", "x", code=2)
+    call("cells", "move", "nothing", "--to", "b", code=4)
+
+
+def test_a_cell_is_drained(settings: Settings, tmp_path: Path, capsys: Any) -> None:
+    fill(settings)
+    with open_store(settings) as store:
+        for number in range(5):
+            store.put(f"more-{number}/k", b"1")
+    cells_config(tmp_path, a=1, b=1, c=1)
+    config = str(tmp_path / "cells.toml")
+    assert run(["--config", config, "cells", "drain", "a", "--json"]) == 0
+    moved = json.loads(capsys.readouterr().out)["moved"]
+    assert sorted(one["bucket"] for one in moved) == [*(f"more-{number}" for number in range(5)), "photos"]
+    with open_store(config) as store:
+        assert all(store.get(f"more-{number}/k") == b"1" for number in range(5))
+        assert {store._cells.home(one["bucket"]) for one in moved} <= {"b", "c"}
+
+
+def test_a_cell_that_cannot_be_drained_gets_no_further_copies(
+    settings: Settings, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command says what to do about each bucket that stays, and continues where it has begun."""
+    fill(settings)
+    cells_config(tmp_path, a=1, b=1, c=1)
+    with open_system(settings.of_cell("a")) as system:
+        upload = system.client.uploads().create(ObjectKey("photos", "parts"), "ann", b"")
+    with open_cells(settings, SystemClock()) as cells:
+        cells.claim_wide("wide", "ann", ("b", "a"))
+    for first in ("b", "c"):
+        monkeypatch.setattr(Random, "choices", lambda *_, first=first: [first])
+        assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2
+        said = capsys.readouterr().err
+        assert "bucket photos has unfinished multipart uploads; complete or abort them first" in said
+        assert "bucket wide is wide" in said
+        assert "already" not in said
+    for name, number in (("b", 1), ("c", 0)):
+        with open_system(settings.of_cell(name)) as there:
+            assert len(there.metadata.move_rows("", 9)) == number
+    with open_system(settings.of_cell("a")) as system:
+        system.metadata.abort_upload(upload.upload_id, 5)
+    assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2, "the wide bucket stays"
+    assert home_of(settings) == "b"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("point", ["moving.arriving", "moving.leaving", "moving.compared"])
+def test_copies_of_a_move_that_was_begun_to_another_cell_are_removed(
+    settings: Settings, point: str, capsys: Any, tmp_path: Path
+) -> None:
+    before = fill(settings)
+    with interrupted(settings, point):
+        pass
+    let_die(settings)
+    recover(settings)
+    move(settings, "c")
+    with open_system(settings.of_cell("b")) as there:
+        assert [row.other for row in stalled_moves(there.metadata)] == ["a"]
+    with pytest.raises(Conflict, match="nos-ec cells move photos --to c"):
+        move(settings, "b")
+    move(settings, "c")
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == []
+        assert stalled_moves(there.metadata) == []
+    with cell(settings, "c") as here:
+        assert contents(here, "photos") == before
+    for name in "bc":
+        assert run(["--config", str(tmp_path / "cells.toml"), "--cell", name, "metadata", "dump"]) == 0
+    move(settings, "b")
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+    capsys.readouterr()
+
+
+def test_a_move_to_a_full_cell_says_what_to_do(
+    settings: Settings, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket stays where it is, and the commands that are named continue the move and give it up."""
+    before = fill(settings)
+    config = ["--config", str(tmp_path / "cells.toml")]
+
+    def full(*_: object) -> None:
+        raise NoSpace("block store: 5 bytes free")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VersionCopier, "copy", full)
+        assert run([*config, "cells", "move", "photos", "--to", "b"]) == 8
+    said = capsys.readouterr().err
+    assert "bucket photos was being moved from a to b: block store: 5 bytes free; then repeat the command" in said
+    assert "nos-ec cells move photos --to a" in said
+    assert run([*config, "cells", "moves"]) == 0
+    assert "nos-ec cells move photos --to b" in capsys.readouterr().out
+    assert run([*config, "cells", "move", "photos", "--to", "a"]) == 0
+    assert capsys.readouterr().out == "bucket photos is in cell a\n"
+    assert run([*config, "cells", "moves"]) == 0
+    assert "photos" not in capsys.readouterr().out
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(here, "photos") == before
+        assert contents(there, "photos") == []
+
+
+def test_a_move_is_given_up_before_the_old_cell_knows_it(settings: Settings) -> None:
+    before = fill(settings)
+    with interrupted(settings, "moving.arriving"):
+        pass
+    move(settings, "a")
+    with open_system(settings.of_cell("b")) as there:
+        assert stalled_moves(there.metadata) == []
+    with cell(settings, "a") as here:
+        assert contents(here, "photos") == before
+    with pytest.raises(InvalidInput, match="is in cell a already"):
+        move(settings, "a")
+
+
+def test_a_move_is_given_up_while_a_third_cell_is_away(settings: Settings, tmp_path: Path, capsys: Any) -> None:
+    fill(settings)
+    with interrupted(settings, "moving.leaving"):
+        pass
+
+    @contextmanager
+    def opened(settings: Settings, name: str, directory: System | None = None) -> Iterator[System]:
+        if name == "c":
+            raise Transient("the database does not answer")
+        with real(settings, name, directory) as system:
+            yield system
+
+    real = cell_moves._opened
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cell_moves, "_opened", opened)
+        move(settings, "a")
+    assert "cell c may have copies of bucket photos; repeat this later" in capsys.readouterr().err
+    for name in "ab":
+        with open_system(settings.of_cell(name)) as system:
+            assert stalled_moves(system.metadata) == []
+
+
+@pytest.mark.parametrize("point", ["moving.compared", "moving.here"])
+def test_what_is_left_of_the_move_of_a_bucket_that_was_deleted(
+    settings: Settings, point: str, tmp_path: Path, capsys: Any
+) -> None:
+    """Its operator can complete the move or give it up, and delete the old copies."""
+
+    def call(*words: str) -> int:
+        return run(["--config", str(tmp_path / "cells.toml"), *words])
+
+    with serving_cells(settings) as (_, gateway):
+        client = gateway.client("ann")
+        client.create_bucket(Bucket="photos")
+        client.put_object(Bucket="photos", Key="k", Body=b"1")
+        with interrupted(settings, point):
+            pass
+        let_die(settings)
+        recover(settings)
+        client.delete_object(Bucket="photos", Key="k")
+        client.delete_bucket(Bucket="photos")
+    assert call("cells", "move", "photos", "--to", "c") == 4, "there is no such bucket"
+    home = home_of(settings)
+    assert home == ("b" if point == "moving.here" else "a")
+    assert call("cells", "move", "photos", "--to", home) == 0
+    for name in "ab":
+        with open_system(settings.of_cell(name)) as system:
+            assert stalled_moves(system.metadata) == []
+    if home == "b":
+        assert call("--cell", "b", "metadata", "dump") == 0
+        assert call("cells", "purge", "photos", "--from", "a") == 0
+    for name in "abc":
+        with cell(settings, name) as system:
+            assert not bucket_mover.has_copies(system.metadata, "photos")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("point", MOVE_POINTS)
+def test_kill_a_move(bench: Bench, point: str) -> None:
+    """The bucket is served, or the move can be completed; nothing is lost."""
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    before = fill(settings)
+    if point == "moving.lock_noted":
+        lock_some(settings)
+        with cell(settings, "a") as here:
+            before = contents(here, "photos")
+    done = bench.run("cells", "move", "photos", "--to", "b", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = bench.run("cells", "move", "photos", "--to", "b")
+    assert done.returncode == 0, done.stderr
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"1"
+        store.put("photos/plain", b"new")
+
+
+@pytest.mark.parametrize("point", CHANGED_POINTS)
+def test_kill_a_move_that_compares_changed_names(bench: Bench, point: str) -> None:
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    fill(settings)
+    with open_store(settings) as store, interrupted(settings, "moving.compared"):
+        store.put("photos/plain", b"changed")
+        store.delete("photos/empty")
+    done = bench.run("cells", "move", "photos", "--to", "b", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with open_store(settings) as store:
+        store.put("photos/after", b"the kill")
+    with cell(settings, "a") as here:
+        before = contents(here, "photos")
+    done = bench.run("cells", "move", "photos", "--to", "b")
+    assert done.returncode == 0, done.stderr
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+        assert here.metadata.last_change("photos") == 0
+
+
+@pytest.mark.parametrize("point", PURGE_POINTS)
+def test_kill_a_purge(bench: Bench, point: str) -> None:
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    before = fill(settings)
+    move(settings, "b")
+    assert bench.run("--cell", "b", "metadata", "dump").returncode == 0
+    done = bench.run("cells", "purge", "photos", "--from", "a", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = bench.run("cells", "purge", "photos", "--from", "a")
+    assert done.returncode == 0, done.stderr
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(here, "photos") == []
+        assert contents(there, "photos") == before
+
+
+@pytest.mark.parametrize("point", GIVE_UP_POINTS)
+def test_kill_the_command_that_gives_a_move_up(bench: Bench, point: str) -> None:
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    before = fill(settings)
+    assert bench.run("cells", "move", "photos", "--to", "b", kill_at="moving.closed").returncode == -signal.SIGKILL
+    done = bench.run("cells", "move", "photos", "--to", "a", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with open_store(settings) as store:
+        store.put("photos/plain", b"new")
+    done = bench.run("cells", "move", "photos", "--to", "b")
+    assert done.returncode == 0, done.stderr
+    with cell(settings, "b") as there:
+        assert len(contents(there, "photos")) == len(before)
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"new"
+
+
+@pytest.mark.parametrize("point", SERVED_AGAIN_POINTS)
+def test_kill_the_daemon_that_lets_a_bucket_take_changes_again(bench: Bench, point: str) -> None:
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    before = fill(settings)
+    assert bench.run("cells", "move", "photos", "--to", "b", kill_at="moving.closed").returncode == -signal.SIGKILL
+    with open_system(settings.of_cell("a")) as system:
+        left = system.metadata.move_row("photos")
+    assert left is not None
+    let_die(settings, left.mover)
+    done = bench.run("--cell", "a", "consumer", "--once", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = bench.run("--cell", "a", "consumer", "--once")
+    assert done.returncode == 0, done.stderr
+    with open_store(settings) as store:
+        store.put("photos/plain", b"new")
+    done = bench.run("cells", "move", "photos", "--to", "b")
+    assert done.returncode == 0, done.stderr
+    with cell(settings, "b") as there:
+        assert len(contents(there, "photos")) == len(before)
+
+
+def test_a_deletion_of_many_is_refused_as_a_whole_by_the_old_cell(settings: Settings) -> None:
+    """S3 clients repeat a request that gets 503, but not keys that an answer with 200 lists."""
+    with serving_cells(settings) as (cells, gateway):
+        client = gateway.client("ann")
+        client.create_bucket(Bucket="photos")
+        for name in ("1", "2"):
+            client.put_object(Bucket="photos", Key=name, Body=b"x")
+        move(settings, "b")
+        cells._homes["photos"] = DirectoryRow("photos", "a", "ann", 5)
+        both = {"Objects": [{"Key": "1"}, {"Key": "2"}]}
+        with pytest.raises(ClientError, match="ServiceUnavailable"):
+            client.delete_objects(Bucket="photos", Delete=both)
+        assert client.list_objects_v2(Bucket="photos")["KeyCount"] == 2
+        assert client.delete_objects(Bucket="photos", Delete=both)["Deleted"] == both["Objects"]
+        assert client.list_objects_v2(Bucket="photos")["KeyCount"] == 0
+
+
+def test_a_gateway_that_knows_the_old_cell_finds_the_new_one(settings: Settings) -> None:
+    with serving_cells(settings) as (cells, gateway):
+        client = gateway.client("ann")
+        client.create_bucket(Bucket="photos")
+        client.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
+        first = client.put_object(Bucket="photos", Key="k", Body=b"1")["VersionId"]
+        client.put_object(Bucket="photos", Key="k", Body=b"2")
+        client.put_object(Bucket="photos", Key="hidden", Body=b"3")
+        client.delete_object(Bucket="photos", Key="hidden")
+
+        def versions() -> Any:
+            found = client.list_object_versions(Bucket="photos")
+            return [
+                (one["Key"], one["VersionId"], one["IsLatest"], one["LastModified"])
+                for one in (*found["Versions"], *found["DeleteMarkers"])
+            ]
+
+        before = versions()
+        move(settings, "b")
+
+        def put() -> Any:
+            return client.put_object(Bucket="photos", Key="new", Body=b"4")
+
+        def delete() -> Any:
+            return client.delete_objects(Bucket="photos", Delete={"Objects": [{"Key": "new"}]})
+
+        without_body: list[Any] = [
+            versions,
+            lambda: client.get_object(Bucket="photos", Key="k", VersionId=first)["Body"].read() == b"1",
+            lambda: client.head_object(Bucket="photos", Key="k"),
+            lambda: client.get_bucket_versioning(Bucket="photos")["Status"] == "Enabled",
+            lambda: client.list_objects_v2(Bucket="photos"),
+            lambda: client.delete_object(Bucket="photos", Key="k"),
+        ]
+        for call in [*without_body, put, delete]:
+            cells._homes["photos"] = DirectoryRow("photos", "a", "ann", 5)
+            if call not in without_body:
+                with pytest.raises(ClientError, match="ServiceUnavailable"):
+                    call()
+            assert call()
+            known = cells.known("photos")
+            assert known is not None
+            assert known.home == "b"
+        assert {one[:2] for one in before} <= {one[:2] for one in versions()}
+        assert client.list_buckets()["Buckets"][0]["Name"] == "photos"
+        client.create_multipart_upload(Bucket="photos", Key="parts")
