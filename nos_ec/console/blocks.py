@@ -28,7 +28,7 @@ from nos_ec.console.snapshot import (
     age_ms_of,
     kind_of,
 )
-from nos_ec.console.view import View, query_number
+from nos_ec.console.view import View, query_choice, query_number, quoted
 from nos_ec.core.errors import InvalidInput, Transient
 from nos_ec.core.states import BlockKind, BlockState
 
@@ -200,10 +200,7 @@ def choice_of(request: Request) -> Choice:
     query = request.query_params
     first_column, last_column = _range("ages", query.get("ages"), COLUMNS)
     first_row, last_row = _range("holes", query.get("holes"), ROWS)
-    try:
-        order, colour = Order(query.get("order", Order.PLACE)), Colour(query.get("colour", Colour.HOLES))
-    except ValueError as error:
-        raise InvalidInput(f"{error}; order: {', '.join(Order)}; colour: {', '.join(Colour)}") from error
+    order, colour = query_choice(request, "order", Order.PLACE), query_choice(request, "colour", Colour.HOLES)
     return Choice(Cells(first_column, last_column, first_row, last_row), order, colour)
 
 
@@ -220,7 +217,7 @@ def _range(name: str, text: str | None, count: int) -> tuple[int, int]:
     first, last = (int(found[1]), int(found[2])) if found else (1, 0)
     if not 0 <= first <= last < count:
         raise InvalidInput(
-            f"{name}={text!r}: give two numbers from 0 to {count - 1} with a hyphen, such as 0-{count - 1}"
+            f"{name}={quoted(text)}: give two numbers from 0 to {count - 1} with a hyphen, such as 0-{count - 1}"
         )
     return first, last
 
@@ -277,7 +274,7 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
         if block_id is None:
             text = "That picture of the store is over, because the store has changed since. Open the tiles again."
             return view.page(request, "error.html", "Picture is over", status=410, text=text)
-        return RedirectResponse(f"/blocks/{block_id.hex()}", 303)
+        return RedirectResponse(f"{view.base}/blocks/{block_id.hex()}", 303)
 
     return [
         Route("/blocks", blocks),

@@ -23,8 +23,9 @@ from starlette.routing import Route
 from nos_ec.composition.developer_values import FIGURES_MS
 from nos_ec.composition.explaining import object_explainer
 from nos_ec.composition.wiring import System
+from nos_ec.console.cells.moves import read_move
 from nos_ec.console.flow import OLDEST_ROWS, oldest_waiting
-from nos_ec.console.panels import Panels
+from nos_ec.console.panels import Panel, Panels
 from nos_ec.console.view import View
 from nos_ec.core.errors import Corrupt, InvalidInput, NotFound
 from nos_ec.core.expiry import decode_rules
@@ -34,13 +35,17 @@ from nos_ec.core.tails import hidden_prefix
 from nos_ec.engine.expiry.survival import table_of
 from nos_ec.engine.explain.objects import ObjectExplanation
 from nos_ec.engine.figures.bucket_sample import NEW_DAYS, BucketFigures, sample_buckets
+from nos_ec.engine.figures.quota_use import NEAR, QuotaUse, account_use, bucket_use, nearest_to_quota
 from nos_ec.engine.texts import printable
-from nos_ec.ports.metadata import BucketRow, DocumentKind, Metadata, Rights, SurvivalRow
+from nos_ec.ports.metadata import BucketRow, DocumentKind, Metadata, MoveRow, Rights, SurvivalRow
 
 SAMPLE_MS = 600_000
 """How often the sample is read, at most. It reads some 25,000 rows."""
 PAGE_ROWS = 200
 LARGEST_SHOWN = 20
+QUOTAS_SHOWN = 20
+QUOTAS_MS = 60_000
+"""How often quotas are read, at most: a row for each metered bucket."""
 COUNTED_MAX = 1_000
 """A bucket with at most this many current objects is counted."""
 BUDGET_MS = 1_000
@@ -78,8 +83,7 @@ def largest(buckets: Mapping[str, BucketFigures]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The current objects of a bucket of which the first COUNTED_MAX were read. `is_whole` says whether there are no
-    more of them."""
+    """The first COUNTED_MAX current objects of a bucket. `is_whole` is True if the bucket has no more."""
 
     objects: int
     size_bytes: int
@@ -142,6 +146,18 @@ def read_owned(metadata: Metadata, bucket: str) -> Owned:
     found = metadata.bucket_documents(bucket, list(DocumentKind))
     documents = [Document(kind, document_lines(kind, found[kind])) for kind in DocumentKind if kind in found]
     return Owned(row, grants, documents)
+
+
+def read_uses(metadata: Metadata, bucket: str) -> Sequence[QuotaUse]:
+    """Return what a bucket holds if it is metered, and what the buckets of its owner hold if the owner has a quota.
+    Raises Transient."""
+    found = []
+    with suppress(NotFound):
+        found.append(bucket_use(metadata, bucket))
+    row = metadata.bucket(bucket)
+    if row is not None and (use := account_use(metadata, row.owner)) is not None:
+        found.append(use)
+    return found
 
 
 def rights_text(rights: Rights) -> str:
@@ -255,17 +271,33 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
     survival = panels.source(lambda: Survival.of(metadata.survival(), clock.now_ms()), FIGURES_MS)
     shown: dict[str, Any] = {"new_days": NEW_DAYS, "small_bytes": small_bytes, "rough_ranges": ROUGH_RANGES}
 
+    nearest = panels.source(lambda: nearest_to_quota(metadata, QUOTAS_SHOWN), QUOTAS_MS)
+    shown["is_counted"] = system.settings.store.count_usage
+    in_cells = system.settings.cell is not None
+
+    def read_places(names: Sequence[str]) -> Mapping[str, MoveRow]:
+        return {name: row for name in names if (row := read_move(metadata, name)) is not None}
+
+    def places_of(names: Sequence[str]) -> Panel[Mapping[str, MoveRow]]:
+        """The buckets of these that are being moved, or were moved away. In a store without cells, none are."""
+        if not in_cells:
+            return Panel({})
+        return panels.read(panels.once(("places", *names), lambda: read_places(names)))
+
     def buckets(request: Request) -> Response:
         after = bucket_name(request, "after")
         listed = panels.once(("buckets", after), lambda: bucket_page(metadata, after))
-        panels.wait_for(sample, listed)
+        panels.wait_for(sample, listed, nearest)
         return view.page(
             request,
             "buckets.html",
             "Buckets",
             sample=panels.shown(sample),
             listed=panels.shown(listed),
+            nearest=panels.shown(nearest),
+            near=NEAR,
             largest=largest,
+            places=places_of([] if sample.last.value is None else largest(sample.last.value.buckets)),
             next_query=lambda name: urlencode({"after": name}),
             one_query=lambda name: urlencode({"bucket": name}),
             **shown,
@@ -277,18 +309,24 @@ def routes(system: System, panels: Panels, view: View, rng: random.Random) -> li
             raise InvalidInput("give the name of a bucket")
         owned = panels.once(("bucket", name), lambda: read_owned(metadata, name))
         counted = panels.once(("counted", name), lambda: count_objects(metadata, name))
+        uses = panels.once(("uses", name), lambda: read_uses(metadata, name))
         waiting = panels.once(("waiting", name), lambda: find_waiting(system, name))
-        panels.wait_for(sample, survival, owned, counted, waiting)
+        panels.wait_for(sample, survival, owned, counted, waiting, uses)
+        place = places_of([name])
         return view.page(
             request,
             "bucket.html",
             name,
             bucket=name,
+            place=place,
+            here=system.settings.cell,
             query=urlencode({"bucket": name}),
             sample=panels.shown(sample),
             counted=panels.shown(counted),
             counted_max=COUNTED_MAX,
             waiting=panels.shown(waiting),
+            uses=panels.shown(uses),
+            near=NEAR,
             survival=panels.shown(survival),
             owned=panels.shown(owned),
             age_marks=AGE_MARKS,

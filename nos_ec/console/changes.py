@@ -23,7 +23,7 @@ from nos_ec.console.access.login import own_form
 from nos_ec.console.objects import trash_mark
 from nos_ec.console.panels import Panels
 from nos_ec.console.space import GC_NOW
-from nos_ec.console.view import VISITOR
+from nos_ec.console.view import VISITOR, View
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.figures.events import EventKind, Outcome
@@ -56,9 +56,9 @@ def wanted_control(form: dict[str, str], seen: Control) -> Control:
     return replace(seen, bytes_per_s=bytes_per_s, operations_per_s=int(operations) if operations else None)
 
 
-def routes(system: System, panels: Panels) -> list[Route]:
+def routes(system: System, panels: Panels, view: View) -> list[Route]:
     """Return the routes of the forms; none if the settings allow no changes."""
-    if not system.settings.console.changes:
+    if not view.changes:
         return []
     changes, can = system.operator.changes(), system.client.trash()
     threads = Semaphore(THREADS)
@@ -81,7 +81,7 @@ def routes(system: System, panels: Panels) -> list[Route]:
             panels.forget(GC_NOW)
             system.events().record(EventKind.CONTROL, Outcome.DONE, f"GC is {now.in_words}, by {operator}")
 
-        return await made(request, change, "/space")
+        return await made(request, change, f"{view.base}/space")
 
     async def undelete(request: Request) -> Response:
         query = request.query_params
@@ -92,6 +92,7 @@ def routes(system: System, panels: Panels) -> list[Route]:
                 raise InvalidInput("the form does not say which version in the trash was seen; open the trash again")
             changes.undelete(operator, can.at(key, mark))
 
-        return await made(request, change, f"/objects/one?{urlencode({'bucket': key.bucket, 'name': key.name})}")
+        place = urlencode({"bucket": key.bucket, "name": key.name})
+        return await made(request, change, f"{view.base}/objects/one?{place}")
 
     return [Route("/space/control", control, methods=["POST"]), Route("/objects/undelete", undelete, methods=["POST"])]

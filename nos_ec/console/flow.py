@@ -29,6 +29,8 @@ LATE_MS = 900_000
 """A message that waits for so much longer than an object should wait to be packed is late, as in the alert rule
 NosEcPackingStandsStill."""
 LEASES_SHOWN = 200
+SECOND_MS = 1000
+"""A message is as good as taken if it waits for less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,15 @@ def stuck(found: Sequence[Partition]) -> Sequence[Stuck]:
     return sorted(every, key=lambda one: (-one.waits_ms, one.partitions))
 
 
+def unheld(found: Sequence[Partition]) -> Stuck | None:
+    """Return the partitions that no consumer holds although messages wait in them. None if there are none, or if some
+    of them are late: then `stuck` names these."""
+    its = [one for one in found if one.holder is None and one.waits_ms is not None and one.waits_ms >= SECOND_MS]
+    if not its or any(one.is_late for one in its):
+        return None
+    return Stuck(None, [one.number for one in its], max(one.waits_ms or 0 for one in its))
+
+
 def oldest(rows: Sequence[WaitingRow], objects: Mapping[int, ObjectRow], now_ms: int) -> Oldest:
     """Return the objects that wait longest, given the first waiting rows and the rows of their objects."""
     shown = [
@@ -233,6 +244,8 @@ def routes(system: System, panels: Panels, view: View) -> list[Route]:
     def flow(request: Request) -> Response:
         panels.wait_for(*sources.values())
         shown: dict[str, Any] = {name: panels.shown(source) for name, source in sources.items()}
-        return view.page(request, "flow.html", "Flow", group=system.settings.consumer.group, stuck=stuck, **shown)
+        return view.page(
+            request, "flow.html", "Flow", group=system.settings.consumer.group, stuck=stuck, unheld=unheld, **shown
+        )
 
     return [Route("/flow", flow)]

@@ -33,6 +33,8 @@ LETTERS_MS = 60_000
 """Reading dead letters opens a client of the message log, so it is not done more often."""
 HELD_MAX = 100
 REASON_CHARS_MAX = 500
+KNOWN_MS_MIN = 3_600_000
+"""The growth of a shorter time than this is not extended: the first minutes of a store would fill it within days."""
 
 KINDS = {
     EventKind.GC: "GC",
@@ -69,11 +71,23 @@ class Daemons:
     parked: Sequence[Parked]
     parked_more: int
 
+    @property
+    def silent(self) -> Sequence[Daemon]:
+        """Return the daemons that have neither recorded themselves lately nor said that they stop."""
+        return [one for one in self.gone if one.ended_ms is None]
+
+    @property
+    def missing(self) -> Sequence[Daemon]:
+        """Return, for each service without a live daemon, the silent one that was seen last."""
+        alive = {one.service for one in self.alive}
+        last = {one.service: one for one in sorted(self.silent, key=lambda one: one.seen_ms)}
+        return [one for service, one in sorted(last.items()) if service not in alive]
+
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """By how many bytes the blocks have grown in the last `span_ms`, headers and padding included, and after which time
-    PUTs are refused if they continue to grow so; None if they do not grow."""
+    """How the blocks have grown: by `grown_bytes` in the last `span_ms`, headers and padding included. If this
+    continues, PUTs are refused after `full_in_ms`; None if the blocks do not grow."""
 
     span_ms: int
     grown_bytes: int
@@ -128,10 +142,10 @@ def filling(
 ) -> Filling:
     """Return when the store is full, given what it held lately, and the bytes of headers and padding that it has now
     for each byte of objects. The growth of a span begins at the last point that is as old as the span, else at the
-    oldest one; spans with the same beginning are one."""
+    oldest one; spans with the same beginning are one. Points of the last KNOWN_MS_MIN do not count."""
     left_bytes, growth = max(0, free_bytes - reserve_bytes), dict[int, Growth]()
     for span_ms in SPANS_MS.values():
-        earlier = [one for one in points if one.at_ms < now.at_ms]
+        earlier = [one for one in points if now.at_ms - one.at_ms >= KNOWN_MS_MIN]
         before = [one for one in earlier if now.at_ms - one.at_ms >= span_ms]
         if not earlier:
             continue
@@ -192,23 +206,29 @@ class Readings:
         return list(islice(held(self._system.metadata), HELD_MAX))
 
 
-def routes(system: System, panels: Panels, view: View) -> list[Route]:
+class LastNight:
+    """The sources of the page. The page of all cells shows some of them, too."""
+
+    def __init__(self, system: System, panels: Panels) -> None:
+        self.readings = Readings(system)
+        self.of_store: dict[str, Source[Any]] = {
+            "events": panels.source(self.readings.events, FIGURES_MS),
+            "daemons": panels.source(self.readings.daemons, FIGURES_MS),
+            "restore": panels.source(self.readings.restore, FIGURES_MS),
+            "filling": panels.source(self.readings.filling, FIGURES_MS),
+            "groups": panels.source(self.readings.groups, FIGURES_MS),
+            "letters": panels.source(self.readings.letters, LETTERS_MS),
+        }
+
+
+def routes(found: LastNight, panels: Panels, view: View) -> list[Route]:
     """Return the route of the page."""
-    readings = Readings(system)
-    sources: dict[str, Source[Any]] = {
-        "events": panels.source(readings.events, FIGURES_MS),
-        "daemons": panels.source(readings.daemons, FIGURES_MS),
-        "restore": panels.source(readings.restore, FIGURES_MS),
-        "filling": panels.source(readings.filling, FIGURES_MS),
-        "groups": panels.source(readings.groups, FIGURES_MS),
-        "letters": panels.source(readings.letters, LETTERS_MS),
-    }
 
     def last_night(request: Request) -> Response:
-        panels.wait_for(*sources.values())
-        shown: dict[str, Any] = {name: panels.shown(source) for name, source in sources.items()}
+        panels.wait_for(*found.of_store.values())
+        shown: dict[str, Any] = {name: panels.shown(source) for name, source in found.of_store.items()}
         asked = request.query_params.get("quarantine") == "1"
-        shown["quarantine"] = panels.read(panels.once("quarantine", readings.held)) if asked else None
+        shown["quarantine"] = panels.read(panels.once("quarantine", found.readings.held)) if asked else None
         shown |= {"kinds": KINDS, "group_states": GROUP_STATES, "held_max": HELD_MAX, "reason_max": REASON_CHARS_MAX}
         return view.page(request, "last_night.html", "Last night", **shown)
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from nos_ec.composition.wiring import System
 from nos_ec.console.panels import Panels
-from nos_ec.console.view import View
+from nos_ec.console.view import View, query_choice, quoted
 from nos_ec.core.errors import InvalidInput
 from nos_ec.core.ids import BUCKET_BYTES_MAX, NAME_BYTES_MAX
 from nos_ec.core.parts import UploadId
@@ -90,10 +90,7 @@ class Asked:
 def asked(request: Request) -> Asked:
     """Return what a request asks for. Raises InvalidInput."""
     query = request.query_params
-    try:
-        show = Show(query.get("show", Show.OBJECTS))
-    except ValueError as error:
-        raise InvalidInput(f"{error}; show: {', '.join(Show)}") from error
+    show = query_choice(request, "show", Show.OBJECTS)
     found = Asked(query.get("bucket", ""), query.get("prefix", ""), show, query.get("after", ""))
     for name, text, bytes_max in (
         ("bucket", found.bucket, BUCKET_BYTES_MAX),
@@ -156,7 +153,7 @@ def _version_mark(after: str) -> tuple[str, int | None]:
     if not after:
         return "", None
     if not slash or not (version == "" or (version.isascii() and version.isdigit() and len(version) < 19)):
-        raise InvalidInput(f"after={after!r} is not a place in a listing of versions")
+        raise InvalidInput(f"after={quoted(after)} is not a place in a listing of versions")
     return name, int(version) if version else None
 
 
@@ -185,7 +182,7 @@ def _upload_mark(after: str) -> tuple[str, UploadId] | None:
     if not after:
         return None
     if not _UPLOAD.fullmatch(upload_id):
-        raise InvalidInput(f"after={after!r} is not a place in a listing of uploads")
+        raise InvalidInput(f"after={quoted(after)} is not a place in a listing of uploads")
     return name, UploadId(bytes.fromhex(upload_id))
 
 
@@ -210,7 +207,7 @@ def trash_mark(text: str) -> TrashMark | None:
         return None
     found = _PAIR.fullmatch(text)
     if found is None:
-        raise InvalidInput(f"{text!r} is not a place in the trash")
+        raise InvalidInput(f"{quoted(text)} is not a place in the trash")
     return TrashMark(int(found[1]), int(found[2]))
 
 

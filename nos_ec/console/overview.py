@@ -16,6 +16,7 @@ from nos_ec.composition.developer_values import FIGURES_MS
 from nos_ec.composition.gc_status import gc_status_data
 from nos_ec.composition.wiring import System
 from nos_ec.console.alerts import Alert, Seen, Work, alerts
+from nos_ec.console.last_night import Daemons
 from nos_ec.console.panels import Panel, Panels, Source
 from nos_ec.console.rates.prometheus import Prometheus
 from nos_ec.console.rates.rates import KINDS, Told, read_rate_history, read_rates, read_rules, used_kinds
@@ -35,7 +36,7 @@ from nos_ec.engine.figures.log_figures import LogFigures
 from nos_ec.engine.gc.workers import last_behind
 from nos_ec.monitoring.declarations.metrics import PRODUCER_SLOTS
 from nos_ec.monitoring.exposition import Sample
-from nos_ec.monitoring.gc_samples import interval_samples, pass_samples, worker_samples
+from nos_ec.monitoring.gc_samples import interval_samples, move_samples, pass_samples, worker_samples
 from nos_ec.monitoring.monitor import Cached
 from nos_ec.monitoring.sources import (
     StoreFigures,
@@ -63,6 +64,8 @@ PARTS = {
     "replicas": ("Further replicas", "The second and third copy of each byte."),
 }
 """Name and definition of each part of a cost, in raw bytes per live byte."""
+RULED = ("figures", "free", "landing_free", "log", "samples", "groups")
+"""The sources of the store by which the alert rules are judged."""
 SAMPLE_PAGES, SAMPLE_PAGE_ROWS = 8, 250
 BOUND_MS = 600_000
 """How often the sizes of objects are sampled for the bound."""
@@ -296,6 +299,7 @@ class Readings:
             *dump_samples(metadata, now_ms),
             *limit_samples(gc.reserve_bytes, self._wait_ms_max, gc.target_space_amp),
             *(worker_samples(metadata, gc.workers, system.clock) if gc.workers > 1 else ()),
+            *(move_samples(metadata) if system.settings.cell is not None else ()),
             *interval_samples(gc.wait_ms, system.settings.scrub.pass_days * DAY_MS),
             *system.operator.counts.samples(),
             *pass_samples(metadata, DAY_MS),
@@ -362,80 +366,70 @@ def held_slots(leases: Iterable[Lease], now_ms: int) -> int:
     return sum(1 for lease in leases if leased_slot(lease.name) is not None and lease.expires_ms > now_ms)
 
 
-def routes(system: System, panels: Panels, view: View, rng: random.Random) -> list[Route]:
-    """Return the route of the page."""
-    readings = Readings(system, rng)
-    figures = panels.source(readings.figures, FIGURES_MS)
-    # Each is a source of its own, so that what answers is shown, and what does not is asked again soon.
-    free = panels.source(lambda: system.blocks.free_bytes(), FIGURES_MS)
-    landing_free = panels.source(lambda: system.landing.free_bytes(), FIGURES_MS)
-    log = panels.source(system.operator.log_figures, FIGURES_MS, is_partial=_lacks_free_bytes)
-    samples = panels.source(readings.samples, FIGURES_MS)
-    groups = panels.source(readings.groups, FIGURES_MS)
-    backlog = panels.source(readings.backlog, FIGURES_MS)
-    lag = panels.source(system.operator.lag, FIGURES_MS)
-    bound = panels.source(readings.bound, BOUND_MS)
-    costs = panels.source(readings.history, WORK_MS)
-    run = panels.source(lambda: gc_status_data(system), FIGURES_MS)
+class Overview:
+    """The sources of the page. The page of all cells shows some of them, too."""
 
-    url, store_id, clock = system.settings.console.prometheus_url, system.store_id, system.clock
-    processes: dict[str, Source[Any]] = {}
-    if url is not None:
-        prometheus = Prometheus(url)
-        processes["rates"] = panels.source(lambda: read_rates(prometheus, store_id), FIGURES_MS)
-        processes["rules"] = panels.source(lambda: read_rules(prometheus, store_id), FIGURES_MS)
-        processes["history"] = panels.source(
-            lambda: read_rate_history(prometheus, store_id, clock.now_ms()), RATE_HISTORY_MS
-        )
+    def __init__(self, system: System, panels: Panels, rng: random.Random) -> None:
+        """`rng` chooses the objects whose sizes are sampled."""
+        self.readings = Readings(system, rng)
+        readings, store_id, clock = self.readings, system.store_id, system.clock
+        # Each is a source of its own, so that what answers is shown, and what does not is asked again soon.
+        self.of_store: dict[str, Source[Any]] = {
+            "figures": panels.source(readings.figures, FIGURES_MS),
+            "free": panels.source(lambda: system.blocks.free_bytes(), FIGURES_MS),
+            "landing_free": panels.source(lambda: system.landing.free_bytes(), FIGURES_MS),
+            "log": panels.source(system.operator.log_figures, FIGURES_MS, is_partial=_lacks_free_bytes),
+            "samples": panels.source(readings.samples, FIGURES_MS),
+            "groups": panels.source(readings.groups, FIGURES_MS),
+            "backlog": panels.source(readings.backlog, FIGURES_MS),
+            "lag": panels.source(system.operator.lag, FIGURES_MS),
+            "bound": panels.source(readings.bound, BOUND_MS),
+            "history": panels.source(readings.history, WORK_MS),
+            "run": panels.source(lambda: gc_status_data(system), FIGURES_MS),
+        }
+        self.of_prometheus: dict[str, Source[Any]] = {}
+        if (url := system.settings.console.prometheus_url) is not None:
+            prometheus = Prometheus(url)
+            self.of_prometheus = {
+                "rates": panels.source(lambda: read_rates(prometheus, store_id), FIGURES_MS),
+                "rules": panels.source(lambda: read_rules(prometheus, store_id), FIGURES_MS),
+                "history": panels.source(
+                    lambda: read_rate_history(prometheus, store_id, clock.now_ms()), RATE_HISTORY_MS
+                ),
+            }
+        panels.keep_reading(self.of_store["figures"])
 
-    panels.keep_reading(figures)
+    def alerts(self, panels: Panels) -> Sequence[Alert]:
+        """Return what the alert rules say, given what the sources of RULED and of Prometheus have to show now."""
+        rules = self.of_prometheus.get("rules")
+        shown = {name: panels.shown(self.of_store[name]) for name in RULED}
+        return self.readings.alerts(**shown, told=None if rules is None else panels.shown(rules))
+
+
+def routes(found: Overview, daemons: Source[Daemons], panels: Panels, view: View) -> list[Route]:
+    """Return the route of the page. `daemons` is the source of Last night."""
+    readings = found.readings
 
     def overview(request: Request) -> Response:
-        panels.wait_for(
-            figures,
-            free,
-            landing_free,
-            log,
-            samples,
-            groups,
-            backlog,
-            lag,
-            bound,
-            costs,
-            run,
-            beside=processes.values(),
-        )
-        shown: dict[str, Panel[Any]] = {name: panels.shown(source) for name, source in processes.items()}
+        panels.wait_for(*found.of_store.values(), daemons, beside=found.of_prometheus.values())
+        shown: dict[str, Any] = {name: panels.shown(source) for name, source in found.of_store.items()}
         return view.page(
             request,
             "overview.html",
             "Overview",
-            alerts=readings.alerts(
-                panels.shown(figures),
-                panels.shown(free),
-                panels.shown(landing_free),
-                panels.shown(log),
-                panels.shown(samples),
-                panels.shown(groups),
-                shown.get("rules"),
-            ),
-            processes=shown,
+            alerts=found.alerts(panels),
+            missing_figures=[name for name in RULED if shown[name].error],
+            daemons=panels.shown(daemons),
+            processes={name: panels.shown(source) for name, source in found.of_prometheus.items()},
             kinds={key: (kind.name, kind.definition) for key, kind in KINDS.items()},
             used_kinds=used_kinds,
-            figures=panels.shown(figures),
-            free=panels.shown(free),
-            landing_free=panels.shown(landing_free),
-            log=panels.shown(log),
             space=readings.space,
-            backlog=panels.shown(backlog),
-            lag=panels.shown(lag),
-            history=panels.shown(costs),
-            run=panels.shown(run),
             rates=readings.works.rates(),
             parts_of_cost=PARTS,
             used_parts=used_parts,
             used_columns=used_columns,
-            bound_text=bound_text(panels.shown(bound)),
+            bound_text=bound_text(shown["bound"]),
+            **shown,
         )
 
     return [Route("/", overview)]

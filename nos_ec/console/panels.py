@@ -28,13 +28,14 @@ _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 THREADS = 8
-"""For what all sessions share; as many again for single pages."""
+"""The number of threads that read panels which all sessions share; as many again read what single pages show."""
 WAIT_S_MAX = 3.0
 """How long a page waits for its panels."""
 FAILED_MS = 3_000
 """How long a source that failed is not tried again."""
 GOOD_MS_MAX = 600_000
-"""When a value is read again although reading it took very long: a server hung, or the clock was set forward."""
+"""The age at which a value is read again even if reading it took very long: a server may have hung meanwhile, or the
+clock may have been set forward."""
 ONCE_MAX = 32
 """The most sources of single pages that are under way or late."""
 KEPT_MS = 60_000
@@ -68,7 +69,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._ends: list[Future[None]] = []
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
@@ -76,26 +77,30 @@ class _Threads:
         future: Future[None] = Future()
         self._calls.put((future, call))
         with self._lock:
-            if len(self._threads) < THREADS:
-                thread = threading.Thread(target=self._work, name=f"panel-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            if len(self._ends) < THREADS:
+                end: Future[None] = Future()
+                name = f"panel-{len(self._ends)}"
+                self._ends.append(end)
+                threading.Thread(target=self._work, args=(end,), name=name, daemon=True).start()
         return future
 
-    def close(self) -> None:
-        """Drop the waiting calls, and end the threads that are idle."""
+    def close(self) -> list[Future[None]]:
+        """Drop the waiting calls, and end the threads, each after its call. Returns what to wait for."""
         with suppress(Empty):
             while True:
                 self._calls.get_nowait()
         for _ in range(THREADS):
             self._calls.put(None)
+        with self._lock:
+            return list(self._ends)
 
-    def _work(self) -> None:
+    def _work(self, end: Future[None]) -> None:
         while (item := self._calls.get()) is not None:
             future, call = item
             if future.set_running_or_notify_cancel():
                 call()
                 future.set_result(None)
+        end.set_result(None)
 
 
 class Source(Generic[_T]):
@@ -249,8 +254,9 @@ class Panels:
         self._close_with.append(close)
 
     def close(self) -> None:
-        """Stop reading. Does not wait for a server that does not answer."""
-        for threads in (self._shared, self._single):
-            threads.close()
+        """Stop reading. What is being read may use the store for as long as a page may take; a server that does not
+        answer then is not waited for."""
+        ends = [*self._shared.close(), *self._single.close()]
         for close in self._close_with:
             close()
+        wait(ends, self._wait_s_max)

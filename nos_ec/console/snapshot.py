@@ -30,7 +30,7 @@ from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import BlockFigures, Blocks
 
 COLUMNS, ROWS = 64, 32
-"""Of the density grid: classes of age, and of the hole ratio."""
+"""The size of the density grid: COLUMNS classes of age by ROWS classes of hole ratio."""
 TILES_MAX = 4000
 """The most blocks of a cell that are drawn at once."""
 KINDS = (BlockKind.FRESH, BlockKind.SURVIVOR, BlockKind.LARGE)

@@ -35,7 +35,7 @@ POINTS_MAX = 200
 PLAN_BLOCKS = 200
 """The blocks of a plan that the page lists."""
 BUCKETS_SHOWN = 20
-"""The buckets whose lifetimes the page shows: those of which most is known."""
+"""How many buckets the page shows the lifetimes of, beginning with the most observed one."""
 AGES_DAYS = (1 / 24, 1.0, 7.0, 30.0, 365.0)
 RUN_MS = 5_000
 """How often a run publishes its state."""
@@ -123,8 +123,8 @@ def curve_data(found: PriceCurve) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BucketLives:
-    """How long the objects of a bucket live: the shares that reach each of AGES_DAYS. An empty bucket stands for all
-    buckets of which too little is known. `weight` is how much was observed, in object-days and deaths."""
+    """How long the objects of a bucket live: the shares that reach each of AGES_DAYS. `bucket` is empty for
+    all buckets that were observed too little. `weight` is how much was observed, in object-days and deaths."""
 
     bucket: str
     shares: list[float]
@@ -132,7 +132,7 @@ class BucketLives:
 
 
 def lives(rows: Sequence[SurvivalRow], now_ms: int) -> list[BucketLives]:
-    """Return the lifetimes of the buckets of which most is known, then those of all others."""
+    """Return the lifetimes of the BUCKETS_SHOWN most observed buckets, then of all others together."""
     table = table_of(rows, now_ms)
     rates = table.death_rates()
     weights = {bucket: counts.weight for bucket, counts in table.rows().items() if bucket != OTHERS}

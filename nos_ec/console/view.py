@@ -3,8 +3,12 @@ control characters of a name."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
@@ -13,7 +17,9 @@ from starlette.responses import HTMLResponse
 from nos_ec import __version__
 from nos_ec.core.errors import InvalidInput
 from nos_ec.engine import texts
-from nos_ec.engine.texts import printable, size_text
+from nos_ec.engine.texts import printable, shortened, size_text
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 NAVIGATION = (
     ("/", "Overview"),
@@ -26,15 +32,21 @@ NAVIGATION = (
     ("/last-night", "Last night"),
 )
 """The pages that the bar at the top lists: path and title. A page below a path belongs to it."""
+CELLS = "/cells"
+"""Below this path and the name of a cell are the pages of that cell."""
 UNKNOWN = "\N{EN DASH}"
+QUOTED_CHARS_MAX = 80
+VIEW = "nos_ec.console.view"
+"""The key of a request's scope that holds the View of its cell, if it is about one."""
+_OF_CELL = re.compile("^nos-ec (?!cells )")
 VISITOR = "nos_ec.console.visitor"
 """The key of a request's scope that holds its Visitor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whose browser sent a request: its session id, the value that its forms must carry, whether it has logged in, and
-    as which operator ("": with the token that only shows the pages). All are empty for a console without login."""
+    """The browser that sent a request: its session id, the value that its forms must carry, whether it has logged in,
+    and as which operator ("": with the token that only shows the pages). All are empty for a console without login."""
 
     session_id: str = ""
     csrf: str = ""
@@ -43,10 +55,15 @@ class Visitor:
 
 
 class View:
-    """Renders templates. Safe to call from several threads."""
+    """Renders templates. `base` is what the paths of its pages begin with. Safe to call from several threads."""
 
-    def __init__(self, store: str, *, changes: bool = False) -> None:
-        """`store` is the place of the store, which each page shows. `changes`: whether operators may make changes."""
+    def __init__(
+        self, store: str, *, changes: bool = False, cells: Collection[str] = (), cell: str | None = None
+    ) -> None:
+        """`store` is the place of the store, which each page shows. `changes`: whether operators may make changes.
+        `cells` are the names of the cells of a store that is divided into several, and `cell` the one whose pages these
+        are: None for the page of all cells."""
+        command = "nos-ec" if cell is None else f"nos-ec --cell {cell}"
         self._jinja = Environment(
             loader=PackageLoader("nos_ec.console"),
             autoescape=True,
@@ -55,6 +72,7 @@ class View:
             lstrip_blocks=True,
         )
         self._jinja.filters |= {
+            "commands": lambda text: with_commands(text, command),
             "count": count_text,
             "counted": counted_text,
             "duration": duration_text,
@@ -66,16 +84,44 @@ class View:
             "utc": utc_text,
             "visible": printable,
         }
-        self._changes = changes
-        self._jinja.globals |= {"navigation": NAVIGATION, "store": store, "version": __version__}
+        self.changes = changes
+        self.base = "" if cell is None else f"{CELLS}/{cell}"
+        self._jinja.globals |= {
+            "base": self.base,
+            "cells": list(cells),
+            "in_cell": cell,
+            "navigation": NAVIGATION,
+            "nos_ec": command,
+            "page_of": page_of,
+            "store": store,
+            "version": __version__,
+        }
 
     def page(self, request: Request, template: str, title: str, *, status: int = 200, **values: object) -> HTMLResponse:
         """Return a page that was rendered from a template with these values."""
         visitor = request.scope.get(VISITOR, Visitor())
-        values |= {"title": title, "path": request.scope["path"], "visitor": visitor}
-        values["may_change"] = self._changes and bool(visitor.operator)
+        values |= {"title": title, "path": request.scope["path"].removeprefix(self.base), "visitor": visitor}
+        values["may_change"] = self.changes and bool(visitor.operator)
         text = self._jinja.get_template(template).render(values)
         return HTMLResponse(text, status)
+
+
+def with_commands(text: str, command: str) -> list[tuple[str, bool]]:
+    """Return the parts of a text, and whether each stands between backticks, so that it is code. Commands of `nos-ec`
+    become those of `command`, such as `nos-ec --cell NAME`, but for `nos-ec cells`, which is about all cells."""
+    parts = printable(text).split("`")
+    if len(parts) % 2 == 0:  # a name has a backtick
+        return [("`".join(parts), False)]
+    return [
+        (_OF_CELL.sub(f"{command} ", part) if number % 2 else part, number % 2 == 1)
+        for number, part in enumerate(parts)
+        if part
+    ]
+
+
+def page_of(path: str) -> str:
+    """Return the page of NAVIGATION to which a path belongs; "" if it belongs to none."""
+    return next((page for page, _ in NAVIGATION if path == page or (page != "/" and path.startswith(f"{page}/"))), "")
 
 
 def size_or_unknown(size_bytes: float | None) -> str:
@@ -136,5 +182,19 @@ def query_number(request: Request, name: str, digits_max: int = 10) -> int | Non
     if text is None:
         return None
     if not text.isdecimal() or len(text) > digits_max:
-        raise InvalidInput(f"{name}={text!r} is not a number of at most {digits_max} digits")
+        raise InvalidInput(f"{name}={quoted(text)} is not a number of at most {digits_max} digits")
     return int(text)
+
+
+def query_choice(request: Request, name: str, default: _Choice) -> _Choice:
+    """Return which member of an enumeration a field of the address names; `default` without it. Raises InvalidInput."""
+    text = request.query_params.get(name, default.value)
+    try:
+        return type(default)(text)
+    except ValueError as error:
+        raise InvalidInput(f"{name}={quoted(text)} is none of {', '.join(type(default))}") from error
+
+
+def quoted(text: str) -> str:
+    """Return the beginning of a text that somebody has sent, in quotation marks, for a message about it."""
+    return repr(shortened(text, QUOTED_CHARS_MAX))

@@ -14,18 +14,18 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.composition.wiring import System, initialise
-from nos_ec.console.app import Server, create_app
+from nos_ec.console.app import Server, cells_app, create_app
 from nos_ec.console.panels import Panels
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.engine.figures.cost_history import note_cost
 from tests.rig.at_rest import LaterClock
 from tests.rig.browser import Visit, running_browser, visiting
+from tests.rig.waiting import until
 from tests.service.conftest import Bench
 
-CONFIG = """
-[store]
-root = "store"
+SETTINGS = """
 [geometry]
 chunk_size = 16384
 stripes_per_block = 8
@@ -35,6 +35,20 @@ block_grace_ms = 0
 device_bytes = "16MiB"
 segment_bytes = "1MiB"
 """
+CONFIG = f'[store]\nroot = "store"\n{SETTINGS}'
+CELLS = f"""[store]
+directory = "berlin"
+{SETTINGS}
+[cells.berlin]
+store.root = "store"
+[cells.oslo]
+weight = 2
+store.root = "oslo"
+[cells.rome]
+weight = 0
+store.root = "rome"
+"""
+"""The store as the first of three cells, of which the last one is away."""
 DAYS = range(40, 0, -1)
 OBJECTS_A_DAY = 90
 SIZE_MEDIAN = 12_000
@@ -65,6 +79,28 @@ def main() -> None:
             for scheme in ("light", "dark"):
                 with visiting(browser, server.url, color_scheme=scheme, viewport=SIZE) as visit:
                     take(visit, system, folder, scheme)
+        take_cells(Path(made), folder)
+
+
+def take_cells(made: Path, folder: Path) -> None:
+    """Write a picture of the page of all cells in each colour scheme. The store in `made` becomes one of them."""
+    bench = Bench(made, CONFIG.replace('store"', 'oslo"'))
+    initialise(bench.settings())
+    with bench.open() as system:
+        put(bench, system, random.Random(42), OBJECTS_A_DAY, "2026")
+        bench.pack(system)
+    settings = Bench(made, CELLS).settings()
+    with (
+        closing(Panels(SystemClock(), wait_s_max=60)) as panels,
+        cells_app(settings, SystemClock(), panels, None, os.urandom) as (app, cells),
+        Server(app, "127.0.0.1", 0) as server,
+        running_browser() as browser,
+    ):
+        until(lambda: len(cells.opened()) == 2)
+        for scheme in ("light", "dark"):
+            with visiting(browser, server.url, color_scheme=scheme, viewport=SIZE) as visit:
+                visit.page.goto(visit.url, wait_until="networkidle")
+                visit.page.screenshot(path=folder / f"cells-{scheme}.png")
 
 
 def use_for_weeks(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nos_ec.console.access.login_token import LoginTokens
-from nos_ec.console.access.security import ATTEMPT_MS, FORM_BYTES_MAX, IS_TLS, Throttle
+from nos_ec.console.access.security import ATTEMPT_MS, FORM_BYTES_MAX, IS_TLS, Throttle, network_of
 from nos_ec.console.access.sessions import Sessions
 from nos_ec.console.view import VISITOR, View, Visitor
 from nos_ec.core.errors import ConfigError
@@ -100,13 +100,16 @@ class Login:
         if not visitor.session_id or not self._sessions.csrf_matches(visitor.session_id, form.get("csrf", "")):
             return self._form(request, STALE, HTTPStatus.FORBIDDEN, place)
         address = request.client.host if request.client is not None else ""
-        if not self._throttle.allows(address):
+        # A browser with which somebody has logged in before has attempts of its own. So others with the same address,
+        # such as that of a proxy, cannot use them up.
+        party = self._sessions.known_browser(visitor.session_id) or network_of(address)
+        if not self._throttle.allows(party):
             answer = self._form(request, TOO_MANY, HTTPStatus.TOO_MANY_REQUESTS, place)
             answer.headers["Retry-After"] = str(-(-ATTEMPT_MS // 1000))
             return answer
         identity = self._tokens.find(form.get("token", ""))
         if identity is None:
-            self._throttle.fail(address)
+            self._throttle.fail(party)
             _log.warning("a login with a wrong token was refused", address=address)
             return self._form(request, WRONG, HTTPStatus.FORBIDDEN, place)
         self._sessions.end(visitor.session_id)

@@ -98,7 +98,7 @@ def find_login_tokens(settings: Settings, host: str, *, anonymous: bool) -> Logi
     """Return the tokens of the settings, or None for a console without login, which only a loopback `host` may have.
     With console.changes, there must be operators and an audit trail, which says who made a change. Raises ConfigError.
     """
-    console, store = settings.console, settings.store
+    console = settings.console
     if anonymous and console.changes:
         raise ConfigError(
             f"{CHANGES} needs the name of the operator who makes a change, so it excludes --anonymous; remove one of"
@@ -115,7 +115,10 @@ def find_login_tokens(settings: Settings, host: str, *, anonymous: bool) -> Logi
         return None
     if console.changes and console.operators_file is None:
         raise ConfigError(f"{CHANGES} needs {OPERATORS}: {_LINE}", settings=(OPERATORS, CHANGES))
-    if console.changes and settings.audit.folder_in(store.root, store.backend) is None:
+    changed = [cell.settings for cell in settings.cells.values()] or [settings]
+    if console.changes and any(
+        one.console.changes and one.audit.folder_in(one.store.root, one.store.backend) is None for one in changed
+    ):
         raise ConfigError(
             f"{CHANGES} needs an audit trail, which records who made a change: set audit.folder, and"
             " audit.size_bytes_max above 0",

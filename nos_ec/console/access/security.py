@@ -9,6 +9,7 @@ answered (`KnownHosts`).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ class KnownHosts:
         given = Headers(scope=scope).getlist("host")
         host = host_name(given[0]) if len(given) == 1 else ""
         scope[IS_TLS] = host in self._hosts
+        if scope[IS_TLS]:
+            scope["scheme"] = "https"  # as the browser knows it, so that redirects lead there again
         if scope[IS_TLS] or is_loopback(host):
             await self._app(scope, receive, send)
             return
@@ -50,17 +53,23 @@ class KnownHosts:
 
 class SameOrigin:
     """ASGI middleware: answers 403 to a request other than GET and HEAD, unless the browser says that it comes from a
-    page of the console. Browsers say so in Sec-Fetch-Site; old ones only in Origin."""
+    page of the console. Browsers say so in Sec-Fetch-Site; old ones only in Origin. Pages elsewhere may lead to a page
+    of the console, but a GET for a part of theirs, such as an image, is answered 403 as well: it could make the console
+    work, and they could measure how long that takes (a resource isolation policy, https://www.w3.org/TR/fetch-metadata/).
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["method"] in ("GET", "HEAD") or _is_same_origin(Headers(scope=scope), is_tls=scope[IS_TLS]):
-            await self._app(scope, receive, send)
-            return
-        await PlainTextResponse("This form was not sent by a page of the console.\n", 403)(scope, receive, send)
+        headers = Headers(scope=scope)
+        if scope["method"] in ("GET", "HEAD"):
+            passes, refusal = _may_get(headers), "Only pages of the console may load this.\n"
+        else:
+            passes = _is_same_origin(headers, is_tls=scope[IS_TLS])
+            refusal = "This form was not sent by a page of the console.\n"
+        await (self._app if passes else PlainTextResponse(refusal, 403))(scope, receive, send)
 
 
 FORM_BYTES_MAX = 8192
@@ -101,6 +110,13 @@ class FormsFirst:
         await self._app(scope, receive_again, send)
 
 
+def _may_get(headers: Headers) -> bool:
+    """Return whether a GET comes from a page of the console, from the user, or from a link that opens a page."""
+    if headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
+        return True
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+
+
 def _is_same_origin(headers: Headers, *, is_tls: bool) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -108,10 +124,22 @@ def _is_same_origin(headers: Headers, *, is_tls: bool) -> bool:
     return headers.get("origin") == f"{'https' if is_tls else 'http'}://{headers['host']}"
 
 
-ADDRESSES_MAX = 1000
+PARTIES_MAX = 1000
 ATTEMPTS_MAX = 10
 ATTEMPT_MS = 2_000
-"""After ATTEMPTS_MAX wrong tokens, an address may try one more in this time."""
+"""After ATTEMPTS_MAX wrong tokens, a party may try one more in this time."""
+
+
+def network_of(address: str) -> str:
+    """Return the network that counts as one client: the /64 network of an IPv6 address, because one host may use all of
+    it, otherwise the address itself."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
+        return f"{ipaddress.IPv6Address(int(ip) >> 64 << 64)}/64"
+    return str(ip if isinstance(ip, ipaddress.IPv4Address) else ip.ipv4_mapped)
 
 
 @dataclass(slots=True)
@@ -121,29 +149,29 @@ class _Budget:
 
 
 class Throttle:
-    """Limits how often each address may try a wrong token. Other addresses, and sessions that exist, are not affected.
-    It remembers the ADDRESSES_MAX addresses that failed last. All calls come from one event loop."""
+    """Limits how often each party, a network or a browser, may try a wrong token. Other parties, and sessions that
+    exist, are not affected. It remembers the PARTIES_MAX that failed last. All calls come from one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._budgets: OrderedDict[str, _Budget] = OrderedDict()
 
-    def allows(self, address: str) -> bool:
-        """Return whether this address may try a token now."""
-        return self._left(address).attempts >= 1
+    def allows(self, party: str) -> bool:
+        """Return whether this party may try a token now."""
+        return self._left(party).attempts >= 1
 
-    def fail(self, address: str) -> None:
-        """Note that this address tried a wrong token."""
-        budget = self._left(address)
+    def fail(self, party: str) -> None:
+        """Note that this party tried a wrong token."""
+        budget = self._left(party)
         budget.attempts -= 1
-        self._budgets[address] = budget
-        self._budgets.move_to_end(address)
-        if len(self._budgets) > ADDRESSES_MAX:
+        self._budgets[party] = budget
+        self._budgets.move_to_end(party)
+        if len(self._budgets) > PARTIES_MAX:
             self._budgets.popitem(last=False)
 
-    def _left(self, address: str) -> _Budget:
+    def _left(self, party: str) -> _Budget:
         now_ms = self._clock.now_ms()
-        known = self._budgets.get(address)
+        known = self._budgets.get(party)
         if known is None:
             return _Budget(ATTEMPTS_MAX, now_ms)
         gained = max(0, now_ms - known.at_ms) / ATTEMPT_MS

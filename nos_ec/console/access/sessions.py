@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ class Sessions:
         self._random_bytes = random_bytes
         self._key = random_bytes(32)
         self._sessions: dict[bytes, _Session] = {}
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -55,9 +57,10 @@ class Sessions:
     def begin(self, identity: Identity) -> str:
         """Return the id of a new session, which lasts while this identity may log in."""
         now_ms = self._clock.now_ms()
-        self._sessions = {key: one for key, one in self._sessions.items() if _lasts(one, now_ms)}
+        for key in [key for key, one in self._sessions.items() if not _lasts(one, now_ms)]:
+            self._expire(key)
         while len(self._sessions) >= SESSIONS_MAX:
-            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used_ms)]
+            self._expire(min(self._sessions, key=lambda key: self._sessions[key].used_ms))
         session_id = self.new_id()
         self._sessions[_hash(session_id)] = _Session(identity, now_ms, now_ms)
         return session_id
@@ -70,14 +73,27 @@ class Sessions:
         if session is None:
             return None
         if session.identity not in identities or not _lasts(session, now_ms):
-            del self._sessions[key]
+            self._expire(key)
             return None
         session.used_ms = now_ms
         return session.identity
 
+    def known_browser(self, session_id: str) -> str:
+        """Return a name for a browser whose session has ended without a logout: somebody has logged in with it before.
+        It is empty for other browsers. The last SESSIONS_MAX browsers are known."""
+        key = _hash(session_id)
+        return key.hex() if key in self._ended else ""
+
     def end(self, session_id: str) -> None:
-        """End a session. Idempotent."""
+        """End a session, and forget it. Idempotent."""
         self._sessions.pop(_hash(session_id), None)
+        self._ended.pop(_hash(session_id), None)
+
+    def _expire(self, key: bytes) -> None:
+        del self._sessions[key]
+        self._ended[key] = None
+        if len(self._ended) > SESSIONS_MAX:
+            self._ended.popitem(last=False)
 
 
 def _lasts(session: _Session, now_ms: int) -> bool:

@@ -118,7 +118,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The figures of a kind, per second. The quantiles of a kind of which there was nothing are None."""
+    """The figures of a kind, per second. The quantiles are None if nothing of the kind happened."""
 
     count: float
     size_bytes: float | None

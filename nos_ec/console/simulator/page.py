@@ -164,6 +164,9 @@ def bucket_sizes(metadata: Survival, bucket: str, rng: random.Random) -> Callabl
 def routes(system: System, simulations: Simulations, view: View, rng: random.Random) -> list[Route]:
     """Return the routes. `rng` chooses samples of buckets; only one simulation at a time uses it."""
 
+    def to(simulation_id: str) -> Response:
+        return RedirectResponse(f"{view.base}/simulator/{simulation_id}", HTTPStatus.SEE_OTHER)
+
     def order(workload: str) -> Order:
         geometry = system.geometry
         return Order(
@@ -214,7 +217,7 @@ def routes(system: System, simulations: Simulations, view: View, rng: random.Ran
     async def cancel(request: Request) -> Response:
         require_csrf(request, (await form_fields(request)).get("csrf", ""))
         simulations.cancel(request.path_params["id"])
-        return _to(request.path_params["id"])
+        return to(request.path_params["id"])
 
     async def of_bucket(request: Request) -> Response:
         fields = await form_fields(request)
@@ -224,7 +227,7 @@ def routes(system: System, simulations: Simulations, view: View, rng: random.Ran
             raise InvalidInput(f"give the name of a bucket, of at most {BUCKET_BYTES_MAX} bytes")
         work = simulations.reserve(f"bucket {printable(bucket)}", workload)
         simulations.start(work, order(workload), bucket_sizes(system.metadata, bucket, rng))
-        return _to(work.shown.id)
+        return to(work.shown.id)
 
     async def of_upload(request: Request) -> Response:
         work = simulations.reserve("a list that was uploaded", "")
@@ -237,7 +240,7 @@ def routes(system: System, simulations: Simulations, view: View, rng: random.Ran
             raise
         work.show(workload=workload)
         simulations.start(work, order(workload), lambda _: data)
-        return _to(work.shown.id)
+        return to(work.shown.id)
 
     return [
         Route("/simulator", form),
@@ -247,10 +250,6 @@ def routes(system: System, simulations: Simulations, view: View, rng: random.Ran
         Route("/simulator/{id}/sizes.txt", sizes),
         Route("/simulator/{id}/cancel", cancel, methods=["POST"]),
     ]
-
-
-def _to(simulation_id: str) -> Response:
-    return RedirectResponse(f"/simulator/{simulation_id}", HTTPStatus.SEE_OTHER)
 
 
 def chosen_workload(given: str) -> str:

@@ -16,6 +16,44 @@ function showLocalTimes(root) {
 
 showLocalTimes(document);
 
+// Puts the definition of a word next to it and into the window, outside of the panel, which would cut it off. Escape
+// hides it until the word is pointed at, or focused, anew.
+{
+  const GAP = 8;
+
+  function place(term) {
+    const definition = term.querySelector(".definition");
+    definition.style.position = "fixed";
+    const word = term.getBoundingClientRect();
+    const { width, height } = definition.getBoundingClientRect();
+    const left = Math.min(word.left, document.documentElement.clientWidth - width - GAP);
+    const isBelow = word.bottom + height <= innerHeight || word.top < height;
+    definition.style.left = `${Math.max(GAP, left)}px`;
+    definition.style.top = `${isBelow ? word.bottom : word.top - height}px`;
+  }
+
+  function shown() {
+    return document.querySelectorAll(".term:hover, .term:focus");
+  }
+
+  for (const begin of ["mouseover", "focusin"]) {
+    document.addEventListener(begin, ({ target }) => {
+      const term = target.closest(".term");
+      if (term) place(term);
+    });
+  }
+  for (const end of ["mouseout", "focusout"]) {
+    document.addEventListener(end, ({ target, relatedTarget }) => {
+      const term = target.closest(".term");
+      if (term && !term.contains(relatedTarget)) term.classList.remove("dismissed");
+    });
+  }
+  document.addEventListener("scroll", () => shown().forEach(place), { capture: true, passive: true });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") shown().forEach((term) => term.classList.add("dismissed"));
+  });
+}
+
 // Reads the page again every data-refresh seconds, while it is visible and nobody uses a control in it, until an answer
 // is a page that does not refresh itself. The answer is parsed by XMLHttpRequest, because scripts may not make HTML from
 // text (Trusted Types).
@@ -324,7 +362,7 @@ if (canvas) {
 
   function open(place) {
     if (data && place >= 0 && place < data.count) {
-      location.assign(`/blocks/at?picture=${data.picture}&block=${data.numbers[order[place]]}`);
+      location.assign(`at?picture=${data.picture}&block=${data.numbers[order[place]]}`);
     }
   }
 
@@ -376,12 +414,12 @@ if (canvas) {
   // Draws anew as the form says. Another order of more tiles than are shown has to be asked for.
   function change() {
     const query = new URLSearchParams(new FormData(form)).toString();
-    history.replaceState(null, "", `/blocks/tiles?${query}`);
+    history.replaceState(null, "", `?${query}`);
     if (!data) {
       return;
     }
     if (data.found > data.count) {
-      load(`/blocks/tiles.bin?${query}`);
+      load(`tiles.bin?${query}`);
       return;
     }
     order = sorted(form.elements.order.value);

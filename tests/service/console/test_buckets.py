@@ -17,9 +17,10 @@ from nos_ec.console.buckets import bucket_page, document_lines
 from nos_ec.console.panels import Panels
 from nos_ec.core.expiry import ExpiryRule, encode_rules
 from nos_ec.core.packing.lifetimes import Counts
+from nos_ec.core.quotas.quota import Quota, account_record, encode
 from nos_ec.core.versions import Versioning
 from nos_ec.engine.figures import bucket_sample
-from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, CannedAcl, DocumentKind, KeyState, Rights
+from nos_ec.ports.metadata import ROOT_ACCOUNT, AccessKey, CannedAcl, DocumentKind, KeyState, Rights, Sums
 from tests.rig.browser import running_browser, visiting
 from tests.rig.sql.sql_plans import caught
 from tests.service.conftest import WAIT_S_MAX, Bench
@@ -73,6 +74,39 @@ def test_a_small_store_shows_exact_figures_of_each_bucket(bench: Bench, system: 
     assert "it had no object that takes space" in empty.text
     assert client.get("/buckets/one").status_code == 400
     assert client.get("/buckets/one", params={"bucket": "b" * 300}).status_code == 400
+
+
+def test_usage_and_quotas_are_shown_with_their_time(bench: Bench, system: System, client: Client) -> None:
+    metadata = system.metadata
+    assert "Usage is not counted in this store" in client.get("/buckets").text
+    metadata.count_usage()
+    for bucket, quota in (("full", Quota(hard_bytes=2000)), ("<i>", Quota(soft_objects=4)), ("waits", Quota(1, 2))):
+        metadata.create_bucket(bucket, "alice", CannedAcl.PRIVATE, 1)
+        metadata.set_bucket_document(bucket, DocumentKind.QUOTA, encode(quota), 1)
+        assert metadata.meter_bucket(bucket, 1)
+        bench.put(system, "x", bytes(1900), bucket)
+    for bucket in ("full", "<i>"):
+        metadata.settle_usage(bucket, 1, Sums(), 1)
+    metadata.add_access_key(
+        AccessKey(account_record("alice"), "alice", encode(Quota(hard_objects=30)), KeyState.DISABLED, 1)
+    )
+    with closing(Panels(system.clock, WAIT_S_MAX)) as panels:
+        client = Client(create_app(system, panels, None, bytes))
+        page = client.get("/buckets").text
+        used = page.partition("Quotas used most")[2].partition("</table>")[0]
+        assert "Read at <time" in used
+        assert [used.index(text) for text in ("full", "&lt;i&gt;", "alice")] == sorted(
+            used.index(text) for text in ("full", "&lt;i&gt;", "alice")
+        )
+        assert "<strong>95" in used
+        assert "4 (soft)" in used
+        assert "waits" not in used
+        one = client.get("/buckets/one", params={"bucket": "waits"}).text
+        assert "being counted" in one
+        assert "account <bdi" in one
+        bench.put(system, "x", b"x", "plain")
+        plain = client.get("/buckets/one", params={"bucket": "plain"}).text
+        assert "Usage is not counted in this store" in plain
 
 
 def test_estimates_have_errors_and_a_bucket_without_a_sample_says_so(

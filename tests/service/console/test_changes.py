@@ -26,7 +26,7 @@ from nos_ec.core.formats.audit_trail import AuditKind, Recorded
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.ports.metadata import ObjectRow
-from tests.rig.browser import Visit, running_browser, visiting
+from tests.rig.browser import running_browser, visiting
 from tests.rig.fakes.clock import FakeClock, SetClock
 from tests.service.check.test_audit_trail import entries, folder_of
 from tests.service.conftest import WAIT_S_MAX, Bench
@@ -363,11 +363,6 @@ def serving(system: System) -> Iterator[str]:
         yield server.url
 
 
-def refusal_of(visit: Visit, status: int) -> None:
-    """The browser has complained about one answer with this status."""
-    assert f"a status of {status}" in visit.messages.pop()
-
-
 @pytest.mark.parametrize(
     "look", [{"color_scheme": "light"}, {"color_scheme": "dark", "viewport": {"width": 360, "height": 640}}]
 )
@@ -387,7 +382,7 @@ def test_ann_and_bob_change_gc_at_the_same_time(
         bob.page.get_by_role("button", name="Limit GC").click()
         expect(bob.page.get_by_role("alert")).to_contain_text("now GC is paused")
         assert bob.severe_findings() == []
-        refusal_of(bob, 409)
+        bob.were_refused(409)
         bob.page.get_by_role("link", name="Space and GC").click()
         bob.page.get_by_label("Bytes per second").fill("1MiB")
         bob.page.get_by_role("button", name="Limit GC").click()
@@ -407,6 +402,7 @@ def test_a_viewer_sees_no_forms_and_a_session_that_has_ended_changes_nothing(
         expect(visit.page.get_by_role("button", name="Pause GC")).to_have_count(0)
         expect(visit.page.get_by_text("These pages only read.")).to_be_visible()
         visit.page.get_by_role("button", name="Log out").click()
+        expect(visit.page).to_have_title("Log in - nos_ec")
         visit.go("/space")
         visit.log_in(ANN)
         expect(visit.page.get_by_text("The audit trail records your changes.")).to_be_visible()
@@ -415,13 +411,12 @@ def test_a_viewer_sees_no_forms_and_a_session_that_has_ended_changes_nothing(
         )
         visit.page.get_by_role("button", name="Pause GC").click()
         expect(visit.page.get_by_role("alert")).to_have_text("The form was too old. Please try again.")
-        refusal_of(visit, 403)
+        visit.were_refused(403)
         visit.go("/space")
         clock.advance(IDLE_MS_MAX)
         visit.page.get_by_role("button", name="Pause GC").click()
         expect(visit.page.get_by_text("Your session has ended.")).to_be_visible()
-        assert all("a status of 401" in one for one in visit.messages)
-        visit.messages.clear()  # of the form, and of the icon of the answer
+        visit.were_refused(401)
         assert (GcControl(system.metadata).read(), changes(bench)) == (Control(), [])
 
 

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from nos_ec.composition.wiring import System
 from nos_ec.console.access.login_token import LoginTokens
 from nos_ec.console.access.sessions import IDLE_MS_MAX
 from nos_ec.console.app import Server, create_app
-from nos_ec.console.panels import Panels
+from nos_ec.console.panels import LATE, Panels
 from nos_ec.console.rates.rates import KINDS
 from nos_ec.console.view import NAVIGATION
 from nos_ec.core.errors import Transient
@@ -27,6 +28,7 @@ from nos_ec.engine.figures.cost_history import note_cost
 from tests.rig.browser import running_browser, visiting
 from tests.rig.fakes.clock import FakeClock, SetClock
 from tests.rig.fakes.prometheus import alert, answer, fake_prometheus, hang, rules_of, vector
+from tests.rig.waiting import until
 from tests.service.conftest import Bench
 
 TOKEN = "a-token-of-more-than-16-characters"
@@ -94,7 +96,7 @@ def test_an_operator_logs_in_looks_around_and_logs_out(browser: Browser, system:
         assert visit.severe_findings() == []
         visit.log_in("wrong")
         expect(visit.page.get_by_role("alert")).to_have_text("That is not the token of this console.")
-        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 403")
+        visit.were_refused(403)
         visit.log_in(TOKEN)
         expect(visit.page).to_have_url(f"{url}/flow")
         visit.page.get_by_role("link", name="Overview").click()
@@ -112,10 +114,11 @@ def test_a_session_expires_and_a_forged_form_is_refused(
     with serving(system, token) as url, visiting(browser, url) as visit:
         visit.go("/")
         visit.log_in(TOKEN)
+        expect(visit.page).to_have_title("Overview - nos_ec")
         visit.page.locator("input[name=csrf]").evaluate("field => { field.value = '0'.repeat(64); }")
         visit.page.get_by_role("button", name="Log out").click()
         expect(visit.page.get_by_role("alert")).to_have_text("The form was too old. Please try again.")
-        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 403")
+        visit.were_refused(403)
         visit.go("/")
         expect(visit.page).to_have_title("Overview - nos_ec")
         clock.advance(IDLE_MS_MAX)
@@ -128,6 +131,7 @@ def test_a_page_of_another_origin_cannot_log_out(browser: Browser, system: Syste
     with serving(system, token) as url, serving(system) as other, visiting(browser, url) as visit:
         visit.go("/")
         visit.log_in(TOKEN)
+        expect(visit.page).to_have_title("Overview - nos_ec")
         csrf = visit.page.locator("input[name=csrf]").input_value()
         attacker = visit.context.new_page()
         attacker.route(
@@ -188,6 +192,36 @@ def test_pages_of_a_store_with_hostile_names_are_accessible(
         expect(visit.page.get_by_text("Live bytes as a share of all bytes of stripes")).to_be_visible()
 
 
+def test_definitions_fit_into_a_narrow_window(browser: Browser, bench: Bench, system: System) -> None:
+    """Pages of a store with objects are as wide as the window, and wherever a word is, its definition is all there when
+    the word has the focus, until Escape hides it."""
+    bench.put_some(system, 20)
+    bench.pack(system)
+    bench.put(system, "waits", b"x")
+    block = system.metadata.list_blocks(None, 1)[0].block_id.hex()
+    unseen = """() => [...document.querySelectorAll(".term")].filter((term) => {
+        term.focus();
+        const box = term.querySelector(".definition").getBoundingClientRect();
+        const corners = [[box.left + 2, box.top + 2], [box.right - 2, box.bottom - 2]];
+        return !box.width || !corners.every(([x, y]) => document.elementFromPoint(x, y)?.closest(".term") === term);
+    }).map((term) => term.textContent)"""
+    places = ("/space?plan=1", "/objects?bucket=b", "/buckets/one?bucket=b", f"/blocks/{block}")
+    with serving(system) as url, visiting(browser, url, viewport={"width": 360, "height": 640}) as visit:
+        for path in (*PAGES, *places):
+            visit.go(path)
+            width = visit.page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0, f"{path} is wider than the window"
+            assert visit.page.evaluate(unseen) == [], path
+        word = visit.page.locator(".term").first
+        word.focus()
+        expect(word.locator(".definition")).to_be_visible()
+        visit.page.keyboard.press("Escape")
+        expect(word.locator(".definition")).to_be_hidden()
+        word.blur()
+        word.focus()
+        expect(word.locator(".definition")).to_be_visible()
+
+
 def test_times_are_in_the_zone_of_the_viewer_with_utc_beside(browser: Browser, bench: Bench, system: System) -> None:
     bench.put_some(system, 3)
     bench.pack(system)
@@ -215,7 +249,7 @@ def test_an_open_page_shows_newer_values_by_itself(
         clock.advance(IDLE_MS_MAX)
         visit.page.clock.run_for(20_000)
         expect(visit.page.locator("#notice")).to_contain_text("Your session has ended")
-        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 401")
+        visit.were_refused(401)
 
 
 @pytest.mark.parametrize("what", ["metadata", "blocks"])
@@ -238,6 +272,11 @@ def test_a_page_stays_when_a_server_is_away(
         assert visit.severe_findings() == []
         visit.go("/flow")
         assert visit.page.locator("main h2").count() == 4
+        for path in PAGES:
+            visit.go(path)
+            assert visit.page.locator("main h1").count() == 1, path
+            assert visit.page.locator(".failed[role=alert]").count() == 0, path
+            assert visit.severe_findings() == [], path
 
 
 def test_pages_of_300_000_blocks_walk_through_none(
@@ -245,7 +284,7 @@ def test_pages_of_300_000_blocks_walk_through_none(
 ) -> None:
     bench.put(system, "one", b"x")
     bench.pack(system)
-    multiply_blocks(bench, MANY_BLOCKS)
+    multiply_blocks(bench.folder / "store" / "metadata.db", MANY_BLOCKS)
     system.operator.store_totals().keep()
 
     def fail(*_: object) -> None:
@@ -262,9 +301,25 @@ def test_pages_of_300_000_blocks_walk_through_none(
         assert "300,001" in visit.go("/")
 
 
-def multiply_blocks(bench: Bench, count: int) -> None:
+def test_every_page_of_300_000_blocks_is_accessible(browser: Browser, bench: Bench, system: System) -> None:
+    key = bench.put(system, "one", b"x")
+    bench.pack(system)
+    extent = system.metadata.get(key).extent
+    assert extent is not None
+    multiply_blocks(bench.folder / "store" / "metadata.db", MANY_BLOCKS)
+    system.operator.store_totals().keep()
+    pages = [*PAGES, "/blocks/tiles", f"/blocks/{extent.block_id.hex()}", "/objects?bucket=b", "/buckets/one?bucket=b"]
+    with serving(system) as url, visiting(browser, url) as visit:
+        for path in [*pages, "/objects/one?bucket=b&name=one", "/last-night?quarantine=1"]:
+            # A page that reads all blocks shows them when they have been read, and is there before.
+            until(lambda path=path: LATE not in visit.go(path))  # type: ignore[misc]
+            assert visit.page.locator(".failed[role=alert]").count() == 0, path
+            assert visit.severe_findings() == [], path
+
+
+def multiply_blocks(database: Path, count: int) -> None:
     """Add this many copies of the row of a block, with other ids."""
-    with closing(sqlite3.connect(bench.folder / "store" / "metadata.db")) as connection, connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         rows = connection.execute("SELECT name FROM pragma_table_xinfo('blocks') WHERE hidden = 0").fetchall()
         columns = [name for (name,) in rows]
         values = ", ".join("randomblob(16)" if name == "block_id" else name for name in columns)

@@ -217,7 +217,7 @@ def test_a_file_that_is_too_large_is_refused_with_the_reason(browser: Browser, s
     with serving(system) as url, visiting(browser, url) as visit:
         send(visit, b"1000000\n" * (page.UPLOAD_BYTES_MAX // 8 + 100_000), tmp_path)
         expect(visit.page.get_by_role("alert")).to_have_text(re.compile("16 MiB|1,000,000 lines"), timeout=60_000)
-        assert visit.messages.pop().startswith("Failed to load resource: the server responded with a status of 413")
+        visit.were_refused(413)
 
 
 @pytest.mark.usefixtures("long")

@@ -14,6 +14,11 @@ from starlette.requests import Request
 
 from nos_ec.composition.wiring import System
 from nos_ec.console import flow, overview, view
+from nos_ec.console.alerts import RULES, Alert, Verdict
+from nos_ec.console.cells import page
+from nos_ec.console.cells.page import Row
+from nos_ec.console.last_night import Daemons, Filling, Growth
+from nos_ec.console.overview import Backlog
 from nos_ec.console.panels import Panel
 from nos_ec.console.svg import HEIGHT, WIDTH, segments, stacked_area
 from nos_ec.console.view import NAVIGATION, UNKNOWN, View
@@ -23,6 +28,8 @@ from nos_ec.core.ids import LandingId, ObjectKey, timed_id
 from nos_ec.core.publishing.slots import member_lease, slot_lease
 from nos_ec.core.states import BlockKind, BlockState, ObjectState
 from nos_ec.engine.figures.cost_history import CostPoint
+from nos_ec.engine.figures.daemons import Daemon
+from nos_ec.engine.figures.events import EventKind, Outcome, StoreEvent
 from nos_ec.engine.figures.header_survey import HeadersFound
 from nos_ec.engine.texts import printable
 from nos_ec.monitoring.sources import StoreFigures
@@ -33,6 +40,8 @@ NOW_MS = 1_700_000_000_000
 GEOMETRY = Geometry(8, 3, 131_072, 32, 4)
 NOTHING = Totals({}, *[0] * 19)
 TOTALS = replace(NOTHING, live_bytes=1000, dead_bytes=200, overhead_bytes=100, queued_bytes=50, stripes=1)
+REPOSITORY = Path(__file__).parents[3]
+TEMPLATES = Path(view.__file__).parent / "templates"
 HOSTILE = "<script>alert(1)</script>\u202egnp.exe\x1b[31m\u2066" + "n" * 900
 
 
@@ -42,6 +51,80 @@ def figures(totals: Totals, at_ms: int = NOW_MS, headers: HeadersFound | None = 
 
 def landing_id(at_ms: int) -> LandingId:
     return LandingId(timed_id(at_ms, bytes(10)))
+
+
+# --- cells ---------------------------------------------------------------------------------------------------------
+def waiting(objects: int, oldest_ms: int | None) -> Backlog:
+    return Backlog(objects, 10 * objects, 0, 0, oldest_ms, 60_000, 0, 0)
+
+
+def test_cells_are_summed_up_by_their_bytes() -> None:
+    small, none = page.held(figures(TOTALS), waiting(5, 70_000)), page.held(figures(NOTHING), waiting(0, None))
+    large = page.held(figures(replace(NOTHING, live_bytes=9_000, stripes=1)), waiting(1, 80_000))
+    assert small is not None
+    assert large is not None
+    assert small.raw_bytes == pytest.approx(1000 * overview.space(figures(TOTALS), None).bars[0].total)
+    assert large.raw_per_live == pytest.approx(1.375)
+    rows = [Row(name, 1, held=one) for name, one in (("a", small), ("b", large), ("c", none), ("d", None))]
+    found = page.total(rows)
+    assert found.raw_per_live == pytest.approx((small.raw_bytes + 1.375 * 9_000) / 10_000)
+    assert found.utilisation == pytest.approx(10_000 / (2 << 20))
+    assert (found.waiting_objects, found.waiting_bytes, found.oldest_ms) == (6, 60, 80_000)
+    assert page.held(None, waiting(1, 1)) is page.held(figures(TOTALS), None) is None
+    assert page.total([]).raw_per_live is None
+
+
+def test_a_wait_that_is_too_long_is_marked() -> None:
+    long_ms = 60_000 + flow.LATE_MS
+    found = [page.held(figures(TOTALS), waiting(1, wait_ms)) for wait_ms in (long_ms, long_ms + 1)]
+    assert [one.is_late for one in found if one is not None] == [False, True]
+    rows = [Row("a", 1, held=one) for one in found]
+    assert (page.total(rows[:1]).is_late, page.total(rows).is_late) == (False, True)
+
+
+def test_what_went_wrong_in_any_cell_is_listed_the_newest_first() -> None:
+    def event(kind: EventKind, outcome: Outcome, at_ms: int) -> StoreEvent:
+        return StoreEvent(kind, outcome, at_ms, at_ms, 1, None, "p", "text")
+
+    of_a = [event(EventKind.GC, Outcome.DONE, 9), event(EventKind.SCRUB, Outcome.PROBLEMS, 5)]
+    of_b = [event(EventKind.LEASE, Outcome.DONE, 7), event(EventKind.DUMP, Outcome.FAILED, 3)]
+    gone = [Daemon("consumer", name, "1", 0, 0, ended_ms, 0) for name, ended_ms in (("dead", None), ("stopped", 8))]
+    rows = [
+        Row("a", 1, events=of_a),
+        Row("b", 1, events=of_b, daemons=Daemons([], gone, [], [], 0)),
+        Row("c", 1, "away"),
+    ]
+    found = page.troubles(rows)
+    assert [(name, one.at_ms) for name, one in found.events] == [("b", 7), ("a", 5), ("b", 3)]
+    assert [(name, one.process) for name, one in found.silent] == [("b", "dead")]
+    many = page.troubles([Row("a", 1, events=of_a[1:] * (page.TROUBLES_MAX + 2))])
+    assert (len(many.events), many.more) == (page.TROUBLES_MAX, 2)
+
+
+def test_a_cell_is_full_by_the_faster_growth() -> None:
+    growth = [Growth(DAY_MS, 10, 5_000), Growth(7 * DAY_MS, 10, 4_000), Growth(9 * DAY_MS, -1, None)]
+    assert Row("a", 1, filling=Filling(1, 1, 0.0, growth)).full_in_ms == 4_000
+    assert Row("a", 1, filling=Filling(1, 1, 0.0, growth[2:])).full_in_ms is None
+    assert Row("a", 1).full_in_ms is None
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.html")), ids=lambda path: path.name)
+def test_links_of_a_page_stay_in_its_cell(template: Path) -> None:
+    """Paths of pages begin with `base`, but for those that all cells share."""
+    text = re.sub(r"{#.*?#}", "", template.read_text(), flags=re.DOTALL)
+    places = re.findall(r'(?:href|action|src|data-source)="(/[^"]*)', text)
+    assert [place for place in places if not re.match(r"/(static/|cells/|login$|logout$|bucket$|$)", place)] == []
+
+
+def test_documents_that_pages_name_have_these_sections() -> None:
+    text = "".join(path.read_text() for path in TEMPLATES.glob("*.html")) + " ".join(rule.runbook for rule in RULES)
+    places = set(re.findall(r"docs/[A-Z]+\.md(?:#[a-z0-9-]+)?", text))
+    assert len(places) > len(RULES)
+    for place in places:
+        name, _, section = place.partition("#")
+        headings = re.findall("^#+ (.*)$", (REPOSITORY / name).read_text(), re.MULTILINE)
+        sections = {re.sub(r"[^a-z0-9 -]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert section in sections or not section, place
 
 
 # --- overview ------------------------------------------------------------------------------------------------------
@@ -132,6 +215,26 @@ def test_who_holds_late_partitions_is_named_the_longest_wait_first() -> None:
     found = flow.partitions(5, {0: "a", 2: "a", 3: "b"}, until_ms, NOW_MS, 5000)
     assert [one.is_late for one in found] == [True, True, True, False, False]
     assert flow.stuck(found) == [flow.Stuck(None, [1], 9000), flow.Stuck("a", [0, 2], 7000)]
+
+
+def test_partitions_that_nobody_holds_are_named_before_they_are_late() -> None:
+    until_ms = {0: NOW_MS - 900, 1: NOW_MS - 2000, 2: NOW_MS - 3000, 3: NOW_MS - 4000}
+    found = flow.partitions(5, {3: "a"}, until_ms, NOW_MS, 5000)
+    assert flow.unheld(found) == flow.Stuck(None, [1, 2], 3000), "0 has just been published, and nothing is known of 4"
+    assert flow.stuck(found) == []
+    late = flow.partitions(5, {3: "a"}, until_ms, NOW_MS, 2500)
+    assert flow.unheld(late) is None
+    assert [one.partitions for one in flow.stuck(late)] == [[3], [2]]
+
+
+def test_flow_names_what_nobody_holds_and_whose_lease_has_expired() -> None:
+    away: Panel[object] = Panel(None, None, "away")
+    others = {"stages": away, "lag": away, "oldest": away, "group": "g", "stuck": flow.stuck, "unheld": flow.unheld}
+    free = flow.partitions(2, {0: "a"}, {0: NOW_MS, 1: NOW_MS - 90_000}, NOW_MS, 900_000)
+    held = flow.leases([Lease("consumer-a", 3, NOW_MS + 500), Lease("consumer-b", 4, NOW_MS - 90_000)], NOW_MS)
+    page = rendered("/flow", "flow.html", partitions=Panel(free, NOW_MS), leases=Panel(held, NOW_MS), **others)
+    assert "No consumer holds partition 1 now, where a message has waited for 90 s." in page
+    assert page.count("its process hangs, was killed, or cannot reach the metadata") == 1
 
 
 def test_a_slow_message_log_makes_no_message_wait() -> None:
@@ -259,6 +362,13 @@ def test_templates_leave_the_plural_to_one_function() -> None:
     assert [(path.name, found[0]) for path in templates for found in plural.finditer(path.read_text())] == []
 
 
+def test_every_column_of_numbers_says_what_it_means() -> None:
+    heads = re.compile(r'<th scope="col" class="number">(?!\{\{ parts(_of)?\.term\()')
+    assert [
+        (path.name, head[0]) for path in TEMPLATES.glob("*.html") for head in heads.finditer(path.read_text())
+    ] == []
+
+
 def test_hostile_names_are_text() -> None:
     objects = [flow.Waiting(ObjectKey("b\u202e", HOSTILE), 1, 1, ObjectState.QUEUED, False)]
     page = rendered(
@@ -268,6 +378,7 @@ def test_hostile_names_are_text() -> None:
         stages=Panel(None, None, f"away: {HOSTILE}"),
         lag=Panel(None, None, HOSTILE),
         stuck=flow.stuck,
+        unheld=flow.unheld,
         partitions=Panel([flow.Partition(0, HOSTILE, 5000, is_late=True)], NOW_MS),
         oldest=Panel(flow.Oldest(objects, [(HOSTILE, 1)], 1), NOW_MS),
         leases=Panel(flow.Leases([HOSTILE], 1, 16, [flow.Holder(HOSTILE, 1, 1)], 0), NOW_MS),
@@ -282,6 +393,36 @@ def test_a_page_without_any_answer_still_has_all_panels() -> None:
     page = rendered("/flow", "flow.html", group="g", stages=away, lag=away, partitions=away, oldest=away, leases=away)
     assert page.count("the database does not answer") == 4
     assert page.count("<h2>") == 4
+
+
+def wrong(*alerts: Alert, daemons: Daemons | None, missing_figures: tuple[str, ...] = ()) -> str:
+    """What Overview says is wrong, if all else is unknown."""
+    away: Panel[Any] = Panel(None, None, "away")
+    others = ("figures", "history", "backlog", "lag", "free", "landing_free", "log", "run", "bound")
+    values = dict.fromkeys(others, away) | {"alerts": alerts, "missing_figures": missing_figures, "processes": {}}
+    page = rendered("/", "overview.html", daemons=Panel(daemons, NOW_MS), **values)
+    return page[page.index("What is wrong") : page.index("<details>")]
+
+
+def test_overview_never_says_that_nothing_is_wrong_without_knowing_it() -> None:
+    fine, unknown = (Alert(RULES[number], verdict) for number, verdict in enumerate((Verdict.FINE, Verdict.UNKNOWN)))
+    known = wrong(fine, unknown, daemons=None)
+    assert "None of the rules fires now: 1 rule has been judged." in known
+    assert "failed" not in known
+    assert "More may be wrong" in wrong(fine, unknown, daemons=None, missing_figures=("samples",))
+    blind = wrong(unknown, daemons=None, missing_figures=("figures", "samples"))
+    assert "It is not known whether anything is wrong: no rule can be judged now." in blind
+    assert "None of the rules fires" not in blind
+
+
+def test_overview_names_services_of_which_no_daemon_is_alive() -> None:
+    silent = Daemon("consumer", HOSTILE, "1", 0, 0, None, 0)
+    text = wrong(Alert(RULES[0], Verdict.FINE), daemons=Daemons([], [silent], [], [], 0))
+    assert "No consumer is alive." in text
+    assert "None of the rules fires" not in text
+    assert "<script>" not in text
+    alive = Daemons([replace(silent, process="another")], [silent], [], [], 0)
+    assert "is alive" not in wrong(Alert(RULES[0], Verdict.FINE), daemons=alive)
 
 
 def test_an_old_figure_of_another_panel_says_so() -> None:
@@ -304,6 +445,24 @@ def test_the_navigation_marks_the_page() -> None:
     assert '<a href="/flow" aria-current="page">' in page
     assert page.count("aria-current") == 1
     assert len({path for path, _ in NAVIGATION}) == len(NAVIGATION)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Run `nos-ec gc plan`.", [("Run ", False), ("nos-ec --cell b gc plan", True), (".", False)]),
+        ("`nos-ec cells moves` names it", [("nos-ec cells moves", True), (" names it", False)]),
+        ("`ceph osd perf`", [("ceph osd perf", True)]),
+        ("a name with ` \x1b", [("a name with ` \\x1b", False)]),
+    ],
+)
+def test_commands_are_code_and_those_of_one_cell_name_it(text: str, shown: list[tuple[str, bool]]) -> None:
+    assert view.with_commands(text, "nos-ec --cell b") == shown
+
+
+def test_a_command_of_an_advice_is_shown_as_code_and_escaped() -> None:
+    rule = replace(RULES[0], advice="Run `nos-ec <check>` & wait.")
+    assert "Run <code>nos-ec &lt;check&gt;</code> &amp; wait." in wrong(Alert(rule, Verdict.FIRING), daemons=None)
 
 
 def test_a_template_with_an_unknown_value_fails() -> None:

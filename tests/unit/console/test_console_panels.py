@@ -182,6 +182,21 @@ def test_a_value_whose_reading_seemed_to_take_hours_is_read_again_soon(panels: P
     assert panels.read(source).value == 2
 
 
+def test_what_is_being_read_ends_before_its_store_is_closed(clock: FakeClock) -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), list[bool]()
+
+    def read() -> None:
+        begun.set()
+        ended.append(may_end.wait(WAIT_S_MAX))
+
+    panels = Panels(clock, wait_s_max=WAIT_S_MAX)
+    panels.once("page", read).begin()
+    assert begun.wait(WAIT_S_MAX)
+    panels.close_with(may_end.set)
+    panels.close()
+    assert ended == [True]
+
+
 def test_a_server_that_does_not_answer_does_not_keep_the_process_alive() -> None:
     program = (
         "import threading; from nos_ec.adapters.system_clock import SystemClock;"

@@ -173,6 +173,42 @@ def test_many_wrong_tokens_slow_down_one_address_and_no_session(clock: FakeClock
     assert inside.get("/").status_code == 200
 
 
+def test_who_shares_an_address_cannot_lock_out_a_browser_that_has_logged_in(clock: FakeClock, token_file: Path) -> None:
+    app = app_of(clock, token_file)
+    attacker, operator, stranger = (Client(app) for _ in range(3))
+    assert log_in(operator) == 303
+    clock.advance(IDLE_MS_MAX)
+    for _ in range(ATTEMPTS_MAX):
+        assert log_in(attacker, "wrong") == 403
+    assert log_in(stranger) == 429
+    assert log_in(operator) == 303
+    clock.advance(IDLE_MS_MAX)
+    for _ in range(ATTEMPTS_MAX):
+        assert log_in(operator, "wrong") == 403
+    assert log_in(operator) == 429, "its attempts are limited, too"
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "destination", "status"),
+    [
+        ("same-origin", "cors", "empty", 200),
+        ("none", "navigate", "document", 200),
+        ("cross-site", "navigate", "document", 200),
+        ("same-site", "navigate", "document", 200),
+        ("cross-site", "navigate", "iframe", 403),
+        ("cross-site", "no-cors", "image", 403),
+        ("same-site", "no-cors", "script", 403),
+        ("same-site", "cors", "empty", 403),
+    ],
+)
+def test_other_pages_may_lead_to_a_page_and_load_nothing(
+    clock: FakeClock, site: str, mode: str, destination: str, status: int
+) -> None:
+    """Without a login too, where no cookie is needed."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": destination}
+    assert Client(app_of(clock, None)).get("/flow", headers=headers).status_code == status
+
+
 @pytest.mark.parametrize(
     ("headers", "passes"),
     [
@@ -298,6 +334,22 @@ def test_the_cookie_is_bound_to_the_host_behind_tls(clock: FakeClock, token_file
         assert ("Secure" in cookie, "HttpOnly" in cookie, "Path=/;" in cookie + ";") == (is_tls, True, True)
         assert "Domain" not in cookie
         assert "samesite=lax" in cookie.lower()
+
+
+def test_a_redirect_behind_tls_leads_to_tls_again(clock: FakeClock, token_file: Path) -> None:
+    client = Client(app_of(clock, token_file, "console.example.net"))
+    of_proxy = {"Host": "console.example.net"}
+
+    def with_cookie(answer: httpx.Response) -> dict[str, str]:
+        # The proxy passes on what a client without TLS would not send.
+        return of_proxy | {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+
+    form = client.get("/login", headers=of_proxy)
+    data = {"csrf": csrf_of(form.text), "token": TOKEN}
+    answer = client.post("/login", data=data, headers=with_cookie(form) | SAME)
+    assert answer.status_code == 303
+    found = client.get("/flow/", headers=with_cookie(answer))
+    assert (found.status_code, found.headers["location"]) == (307, "https://console.example.net/flow")
 
 
 def test_every_answer_has_the_headers(client: Client) -> None:

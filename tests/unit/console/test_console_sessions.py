@@ -9,7 +9,7 @@ import pytest
 
 from nos_ec.api.access import Token
 from nos_ec.console.access.login_token import Identity, LoginTokens, find_login_tokens
-from nos_ec.console.access.security import ADDRESSES_MAX, ATTEMPT_MS, ATTEMPTS_MAX, Throttle
+from nos_ec.console.access.security import ATTEMPT_MS, ATTEMPTS_MAX, PARTIES_MAX, Throttle, network_of
 from nos_ec.console.access.sessions import AGE_MS_MAX, IDLE_MS_MAX, SESSIONS_MAX, Sessions
 from nos_ec.core.errors import ConfigError
 from nos_ec.settings import Settings
@@ -212,8 +212,39 @@ def test_an_address_with_wrong_tokens_waits_and_the_others_do_not(clock: FakeClo
     assert throttle.allows("a")
 
 
-def test_a_throttle_remembers_a_limited_number_of_addresses(clock: FakeClock) -> None:
+def test_a_throttle_remembers_a_limited_number_of_parties(clock: FakeClock) -> None:
     throttle = Throttle(clock)
-    for number in range(ADDRESSES_MAX + 50):
+    for number in range(PARTIES_MAX + 50):
         throttle.fail(str(number))
-    assert len(throttle._budgets) == ADDRESSES_MAX
+    assert len(throttle._budgets) == PARTIES_MAX
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::2", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("", "unix", False),
+    ],
+)
+def test_addresses_of_one_network_of_ipv6_are_one_party(one: str, other: str, is_same: bool) -> None:
+    assert (network_of(one) == network_of(other)) is is_same
+
+
+def test_browsers_are_known_while_their_sessions_end_by_themselves(clock: FakeClock) -> None:
+    sessions = Sessions(clock, os.urandom)
+    idle, left = sessions.begin(VIEWER), sessions.begin(VIEWER)
+    assert sessions.known_browser(idle) == "", "its session lasts"
+    sessions.end(left)
+    clock.advance(IDLE_MS_MAX)
+    assert sessions.use(idle, [VIEWER]) is None
+    assert sessions.known_browser(idle) not in ("", idle)
+    assert [sessions.known_browser(one) for one in (left, sessions.new_id(), "")] == ["", "", ""]
+    for _ in range(2 * SESSIONS_MAX):
+        sessions.begin(VIEWER)
+    assert sessions.known_browser(idle) == "", "only the last ones are known"
+    assert len(sessions._ended) <= SESSIONS_MAX

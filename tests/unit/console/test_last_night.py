@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nos_ec.console.last_night import Growth, daemons, filling
+from dataclasses import replace
+
+from nos_ec.console.last_night import KNOWN_MS_MIN, Growth, daemons, filling
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.engine.figures.daemons import SILENT_MS, Daemon, ParkedItem
 from nos_ec.engine.figures.usage import UsagePoint
@@ -32,6 +34,18 @@ def test_only_items_of_living_daemons_are_parked_those_that_failed_first_come_fi
     assert found.parked_more == 7
 
 
+def test_a_service_is_missing_if_none_of_its_daemons_is_alive() -> None:
+    old, new = (
+        replace(daemon(name, NOW_MS - SILENT_MS - age), service="consumer") for name, age in (("o", 9), ("n", 1))
+    )
+    stopped = replace(daemon("stopped", NOW_MS, NOW_MS), service="producer")
+    gone = [new, old, stopped, daemon("silent gc", 0)]
+    found = daemons([daemon("gc that is alive"), *gone], NOW_MS)
+    assert [one.process for one in found.silent] == ["n", "o", "silent gc"]
+    assert [one.process for one in found.missing] == ["n"], "another GC is alive, and the producer was stopped"
+    assert [one.process for one in daemons(gone, NOW_MS).missing] == ["n", "silent gc"]
+
+
 def point(age_ms: int, stored_bytes: int) -> UsagePoint:
     return UsagePoint(NOW_MS - age_ms, 0, 0, stored_bytes, stored_bytes)
 
@@ -55,4 +69,5 @@ def test_a_store_that_shrinks_or_is_new_does_not_fill() -> None:
     assert filling([point(DAY_MS, 10)], point(0, 5), 100, 200, 0.0).growth == [Growth(DAY_MS, -5, None)]
     assert filling([], point(0, 5), 100, 0, 0.0).growth == []
     assert filling([point(-1, 5)], point(0, 5), 100, 0, 0.0).growth == []
+    assert filling([point(KNOWN_MS_MIN - 1, 1)], point(0, 5), 100, 0, 0.0).growth == []
     assert filling([point(DAY_MS, 1)], point(0, 5), 100, 200, 0.0).growth == [Growth(DAY_MS, 4, 0)]
