@@ -149,20 +149,31 @@ def parts_of(cost: RawCost, waiting_per_live: float) -> dict[str, float]:
     return parts | {"dead": cost.sealed_dead + cost.open_dead + cost.condemned_dead, "landing": waiting_per_live}
 
 
+def cost_parts(found: StoreFigures) -> dict[str, float] | None:
+    """Return the raw bytes per live byte now by the names of PARTS; None without live bytes."""
+    totals = found.totals
+    cost = totals.raw_cost(found.geometry, None if found.headers is None else found.headers.share)
+    return None if cost is None else parts_of(cost, ratio(totals.waiting_bytes, totals.live_bytes) or 0.0)
+
+
+def bars(rows: Mapping[str, Mapping[str, float]]) -> list[Bar]:
+    """Return a bar for each cost, by its name. The longest one has the full length."""
+    most = max((sum(parts.values()) for parts in rows.values()), default=1.0)
+    return [Bar(name, sum(parts.values()), segments(parts, most)) for name, parts in rows.items()]
+
+
 def space(found: StoreFigures, target: float | None) -> Space:
     """Return the data of the panel on space."""
     totals, geometry = found.totals, found.geometry
-    cost = totals.raw_cost(geometry, None if found.headers is None else found.headers.share)
     rows: dict[str, dict[str, float]] = {}
-    if cost is not None:
-        rows["Now"] = parts_of(cost, ratio(totals.waiting_bytes, totals.live_bytes) or 0.0)
+    if (now := cost_parts(found)) is not None:
+        rows["Now"] = now
         if target is not None:
             dead = (target - 1) * (geometry.k + geometry.m) / geometry.k
-            rows[f"At the target of {target:g}"] = rows["Now"] | {"dead": dead, "landing": 0.0}
+            rows[f"At the target of {target:g}"] = now | {"dead": dead, "landing": 0.0}
         rows["Three replicas"] = {"live": 1.0, "replicas": REPLICAS - 1.0}
-    most = max((sum(parts.values()) for parts in rows.values()), default=1.0)
     return Space(
-        [Bar(name, sum(parts.values()), segments(parts, most)) for name, parts in rows.items()],
+        bars(rows),
         totals.utilisation(geometry),
         totals.space_amplification,
         target,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +19,7 @@ from nos_ec.console.cells.moves import SHOWN_MAX, STATE_TEXTS, CellMoves, moving
 from nos_ec.console.cells.opening import ConsoleCells, OpenCell
 from nos_ec.console.flow import LATE_MS
 from nos_ec.console.last_night import KINDS, Daemons, Filling, Restore
-from nos_ec.console.overview import RULED, Backlog, parts_of
+from nos_ec.console.overview import PARTS, RULED, Backlog, Bar, bars, cost_parts, used_parts
 from nos_ec.console.panels import Panel, Panels
 from nos_ec.console.view import CELLS, VIEW, View
 from nos_ec.core.errors import Transient
@@ -38,12 +38,13 @@ TROUBLES_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a cell holds, or several together. `raw_bytes` are on all shards, with one landing copy of what waits;
-    `stripe_bytes` are without coding chunks. `oldest_ms` is the longest wait; None if nothing waits."""
+    """What a cell holds, or several together. `raw_bytes` are on all shards, by the names of the parts of a cost, with
+    one landing copy of what waits; `stripe_bytes` are without coding chunks. `oldest_ms` is the longest wait; None if
+    nothing waits."""
 
     live_bytes: int = 0
     stripe_bytes: int = 0
-    raw_bytes: float = 0.0
+    raw_bytes: Mapping[str, float] = field(default_factory=dict)
     waiting_objects: int = 0
     waiting_bytes: int = 0
     oldest_ms: int | None = None
@@ -53,7 +54,12 @@ class Held:
     @property
     def raw_per_live(self) -> float | None:
         """Raw bytes per live byte; None without live bytes."""
-        return ratio(self.raw_bytes, self.live_bytes)
+        return ratio(sum(self.raw_bytes.values()), self.live_bytes)
+
+    @property
+    def cost_parts(self) -> dict[str, float]:
+        """The raw bytes per live byte, by the names of the parts. There are live bytes."""
+        return {part: raw_bytes / self.live_bytes for part, raw_bytes in self.raw_bytes.items()}
 
     @property
     def utilisation(self) -> float | None:
@@ -91,14 +97,10 @@ def held(figures: StoreFigures | None, backlog: Backlog | None) -> Held | None:
     if figures is None or backlog is None:
         return None
     totals, geometry = figures.totals, figures.geometry
-    cost = totals.raw_cost(geometry, None if figures.headers is None else figures.headers.share)
-    per_live = (
-        0.0 if cost is None else sum(parts_of(cost, ratio(totals.waiting_bytes, totals.live_bytes) or 0).values())
-    )
     return Held(
         totals.live_bytes,
         totals.stripes * geometry.stripe_size,
-        per_live * totals.live_bytes,
+        {part: value * totals.live_bytes for part, value in (cost_parts(figures) or {}).items()},
         backlog.landed_objects + backlog.queued_objects,
         backlog.landed_bytes + backlog.queued_bytes,
         backlog.oldest_ms,
@@ -112,12 +114,19 @@ def total(rows: Sequence[Row]) -> Held:
     return Held(
         sum(one.live_bytes for one in every),
         sum(one.stripe_bytes for one in every),
-        sum(one.raw_bytes for one in every),
+        {part: sum(one.raw_bytes.get(part, 0.0) for one in every) for part in PARTS},
         sum(one.waiting_objects for one in every),
         sum(one.waiting_bytes for one in every),
         max((one.oldest_ms for one in every if one.oldest_ms is not None), default=None),
         any(one.is_late for one in every),
     )
+
+
+def cost_bars(rows: Sequence[Row]) -> list[Bar]:
+    """Return what a live byte costs in each cell whose figures are known and which has live bytes, and in all of these
+    together."""
+    costs = {row.name: row.held.cost_parts for row in rows if row.held is not None and row.held.live_bytes}
+    return bars(costs | {"Together": total(rows).cost_parts} if len(costs) > 1 else costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +249,9 @@ def routes(cells: ConsoleCells, panels: Panels, views: Mapping[str, View], view:
             rows=rows,
             total=total(rows),
             away=away,
+            cost_bars=cost_bars(rows),
+            parts_of_cost=PARTS,
+            used_parts=used_parts,
             troubles=troubles(rows),
             moves=moving({row.name: row.moves for row in rows if row.moves is not None}),
             moves_max=SHOWN_MAX,

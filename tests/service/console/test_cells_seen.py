@@ -99,7 +99,8 @@ def put_in(settings: Settings, cell: str, bucket: str, *names: str) -> None:
 
 def row(page: Page, name: str) -> str:
     """The text of a line of the table of cells."""
-    return page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True)).inner_text()
+    table = page.locator("section.panel", has_text="The cells of the store")
+    return table.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name, exact=True)).inner_text()
 
 
 @pytest.mark.parametrize("look", [{"color_scheme": "dark"}, NARROW], ids=["dark", "narrow"])
@@ -288,6 +289,10 @@ def test_the_page_of_all_cells_walks_through_no_blocks(
         assert visit.page.locator("[role=status]").count() == 0, text
         assert "293.0 KiB" in row(visit.page, "b"), "a byte in each block"
         assert len(visit.requested) <= 4, visit.requested
+        costs = visit.page.locator("section.panel", has_text="What a byte costs")
+        assert costs.get_by_role("rowheader").all_inner_texts() == ["b"], "the others have no live bytes"
+        assert "Coding 0.375" in (costs.get_by_role("img").get_attribute("aria-label") or "")
+        assert visit.severe_findings() == []
 
 
 def test_what_went_wrong_in_a_cell_leads_to_its_last_night(browser: Browser, settings: Settings) -> None:

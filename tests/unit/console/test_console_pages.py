@@ -63,15 +63,33 @@ def test_cells_are_summed_up_by_their_bytes() -> None:
     large = page.held(figures(replace(NOTHING, live_bytes=9_000, stripes=1)), waiting(1, 80_000))
     assert small is not None
     assert large is not None
-    assert small.raw_bytes == pytest.approx(1000 * overview.space(figures(TOTALS), None).bars[0].total)
+    assert small.raw_per_live == pytest.approx(overview.space(figures(TOTALS), None).bars[0].total)
     assert large.raw_per_live == pytest.approx(1.375)
     rows = [Row(name, 1, held=one) for name, one in (("a", small), ("b", large), ("c", none), ("d", None))]
     found = page.total(rows)
-    assert found.raw_per_live == pytest.approx((small.raw_bytes + 1.375 * 9_000) / 10_000)
+    assert found.raw_per_live == pytest.approx(((small.raw_per_live or 0) * 1_000 + 1.375 * 9_000) / 10_000)
     assert found.utilisation == pytest.approx(10_000 / (2 << 20))
     assert (found.waiting_objects, found.waiting_bytes, found.oldest_ms) == (6, 60, 80_000)
     assert page.held(None, waiting(1, 1)) is page.held(figures(TOTALS), None) is None
     assert page.total([]).raw_per_live is None
+
+
+def test_costs_of_cells_are_compared_part_by_part() -> None:
+    dear, cheap = (
+        page.held(figures(TOTALS), waiting(0, None)),
+        page.held(figures(replace(NOTHING, live_bytes=9_000, stripes=1)), waiting(0, None)),
+    )
+    empty = page.held(figures(NOTHING), waiting(0, None))
+    rows = [Row(name, 1, held=one) for name, one in (("a", dear), ("b", cheap), ("c", empty), ("away", None))]
+    found = page.cost_bars(rows)
+    assert [bar.name for bar in found] == ["a", "b", "Together"]
+    assert [sum(one.size for one in bar.segments) < 1000 for bar in found] == [False, True, True]
+    values = [{one.part: one.value for one in bar.segments} for bar in found]
+    assert values[0]["dead"] == pytest.approx(200 / 1000 * 1.375)
+    assert values[2]["dead"] == pytest.approx(200 / 10_000 * 1.375)
+    assert values[2]["coding"] == pytest.approx(3 / 8)
+    assert [bar.name for bar in page.cost_bars(rows[:1] + rows[2:])] == ["a"], "a sum of one cell says nothing new"
+    assert page.cost_bars(rows[2:]) == []
 
 
 def test_a_wait_that_is_too_long_is_marked() -> None:
