@@ -26,7 +26,7 @@ from nos_ec.core.gc.share import Share
 from nos_ec.core.ids import ObjectKey, record_ids_between
 from nos_ec.core.packing.lifetimes import Counts
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
-from nos_ec.core.states import ObjectState
+from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.core.versions import FLOOR_MS, VERSION_MAX, Versioning, as_version
 from nos_ec.ports.metadata import (
     ROOT_ACCOUNT,
@@ -200,9 +200,9 @@ class SqlPlans:
                 if statement.startswith("SELECT usage_changes.change_id"):
                     continue  # its first rows, by the primary key
                 assert scans(connection, statement, parameters) == [], statement
-        bench.put("warm", bucket="unmetered")
         counts = []
         for bucket in ("unmetered", "bucket"):
+            bench.put("warm", bucket=bucket)  # looks whether the bucket is metered
             with caught(metadata) as statements:
                 bench.put("new", bucket=bucket)
             counts.append(len(statements))
@@ -647,11 +647,12 @@ def hot_calls(bench: MetadataBench) -> dict[str, Callable[[], object]]:
     metadata: Metadata = bench.metadata
     lease = bench.lease()
     landed = [row for row in metadata.due_objects(2**60, 500, ALL_SLOTS) if row.state.in_landing]
-    block = [block for block in metadata.list_blocks(None, 9999) if block.live_objects > 5][-1]
+    sealed = [block for block in metadata.list_blocks(None, 9999) if block.state is BlockState.SEALED]
+    block = [block for block in sealed if block.live_objects > 5][-1]
     placed = [metadata.get(one.key) for one in metadata.placed_in(block.block_id)]
     deletions = [one for one in metadata.due_deletions(2**60, 300) if one.row]
     target, second = bench.block(lease), bench.block(lease)
-    empty = next(block for block in metadata.list_blocks(None, 9999) if block.stripes and not block.live_objects)
+    empty = next(block for block in sealed if block.stripes and not block.live_objects)
     ids = [one.landing_id for one in deletions]
     large = metadata.get(ObjectKey("bucket", "large7"))
     rest = landed[300:400]
