@@ -15,6 +15,7 @@ from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.geometry import PAGE
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
+from tests.rig.waiting import WAIT_S_MAX
 
 
 def new_block_id() -> BlockId:
@@ -347,7 +348,7 @@ class BlockStoreContract:
 
             with ThreadPoolExecutor(1) as pool:
                 appender = pool.submit(append_until_sealed, block_id, acknowledged, begun)
-                assert begun.wait(30)
+                assert begun.wait(WAIT_S_MAX)
                 sealed = other.seal(block_id)
                 assert appender.result() == "stopped" or sealed == blocks.geometry.stripes_per_block, turn
             assert sealed == len(acknowledged), "an append that failed with Conflict wrote nothing"
@@ -424,7 +425,7 @@ def _race(*acts: Callable[[], object]) -> list[str]:
     start = threading.Barrier(len(acts))
 
     def run(act: Callable[[], object]) -> str:
-        start.wait(30)
+        start.wait(WAIT_S_MAX)
         try:
             act()
         except Conflict:

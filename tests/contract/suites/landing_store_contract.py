@@ -13,6 +13,7 @@ import pytest
 from nos_ec.core.errors import Conflict, Corrupt, NotFound
 from nos_ec.core.ids import LandingId
 from nos_ec.ports.landing_store import LABEL_SIZE_MAX, LandingPut, LandingStore
+from tests.rig.waiting import WAIT_S_MAX
 
 
 def new_landing_id() -> LandingId:
@@ -70,7 +71,7 @@ class LandingStoreContract:
             start = threading.Barrier(2)
 
             def put(handle: LandingStore, data: bytes, landing_id: LandingId, start: threading.Barrier) -> bytes | None:
-                start.wait(30)
+                start.wait(WAIT_S_MAX)
                 try:
                     handle.put(landing_id, data)
                 except Conflict:

@@ -8,6 +8,7 @@ import pytest
 
 from nos_ec.ports.metadata import BucketRow, DirectoryRow
 from tests.rig.fakes.metadata_bench import MetadataBench
+from tests.rig.waiting import WAIT_S_MAX
 
 
 @pytest.mark.invariant(12)
@@ -100,7 +101,7 @@ class DirectoryContract:
                 homes: list[str] = homes,
                 barrier: threading.Barrier = barrier,
             ) -> None:
-                barrier.wait(10)
+                barrier.wait(WAIT_S_MAX)
                 homes.append(bench.metadata.claim_home(name, "ann", cell, 1).home)
 
             threads = [threading.Thread(target=claim, args=(cell,)) for cell in "abcd"]

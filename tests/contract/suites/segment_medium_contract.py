@@ -17,6 +17,7 @@ from nos_ec.core.formats.landing_format import NONCE_SIZE, lay_out, new_record
 from nos_ec.core.ids import RECORD_ALIGN, ObjectKey, SegmentId, new_segment_id
 from nos_ec.engine.landing.landing_labels import labels_in_segment
 from nos_ec.ports.segment_medium import Seal, SegmentMedium, SegmentWriter, UnreadableSlot
+from tests.rig.waiting import WAIT_S_MAX
 
 KEY = ObjectKey("bucket", "name")
 _opened_ms = itertools.count(Random().randrange(1 << 40))
@@ -202,7 +203,7 @@ class SegmentMediumContract:
             segment, start = new_segment(), threading.Barrier(2)
 
             def create(handle: SegmentMedium, segment: SegmentId, start: threading.Barrier) -> int:
-                start.wait(30)
+                start.wait(WAIT_S_MAX)
                 try:
                     writer = handle.create(segment, epoch=1, first_lsn=0)
                     self.append(handle, writer, segment, handle.limits.start)
@@ -312,7 +313,7 @@ class SegmentMediumContract:
 
             with ThreadPoolExecutor(1) as pool:
                 fenced = pool.submit(write, segment, writer, acknowledged, under_way)
-                assert under_way.wait(30)
+                assert under_way.wait(WAIT_S_MAX)
                 end = other.seal(segment, None, 0)
                 full = not fenced.result()
             writer.close()
@@ -390,12 +391,12 @@ class SegmentMediumContract:
             batch = self.batch(medium, segment, limits.start, limits.align)
 
             def seal(segment: SegmentId, begin: threading.Barrier) -> int:
-                begin.wait(30)
+                begin.wait(WAIT_S_MAX)
                 return other.seal(segment, None, 0)
 
             with ThreadPoolExecutor(1) as pool:
                 sealing = pool.submit(seal, segment, begin)
-                begin.wait(30)
+                begin.wait(WAIT_S_MAX)
                 try:
                     writer.append(limits.start, [batch])
                     written = True

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event
-from time import perf_counter
 
 import pytest
 
@@ -25,12 +24,13 @@ from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing import stripe_writer
 from nos_ec.engine.packing.stripe_writer import COMMIT_TRIES
-from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.settings import without_settings
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.fakes.audit import all_blocks, all_objects
+from tests.rig.fakes.clock import FakeClock
+from tests.rig.fakes.read_threads import LateByRequest
 from tests.rig.long_groups import STRIPES, WINDOW, long_bench, long_plan, put_for
 from tests.rig.preloaded import Preloaded
 from tests.service.check.test_check import check
@@ -234,15 +234,17 @@ def test_a_process_that_is_stopped_while_others_recover_its_block(bench: Bench, 
 def test_a_source_that_hangs_is_left_when_the_time_of_the_group_is_over(
     writer: Writer, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
+    writer.clock = FakeClock(writer.system.clock.now_ms())
+    writer.writer = writer.make(writer.lease)
     plan = planned(writer)
     victim, end = begin_in(writer, plan, window)[0], Event()
     monkeypatch.setattr(stripe_writer, "LONG_GROUP_MS_MAX", 500)
 
     def hang() -> None:
+        threads.hang()
         end.wait(60)
 
-    threads = ReadThreads(4, perf_counter, late_s=0.01, late_s_after_failure=0.01)
-    with closing(threads), pytest.MonkeyPatch.context() as patch:
+    with closing(LateByRequest(4)) as threads, pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer.writer._sources, "_threads", threads)
         before_reading(patch, writer, victim, hang)
         began_s = time.monotonic()

@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
@@ -22,13 +21,13 @@ from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.group_bytes import GroupPlace, assemble, window_bytes
 from nos_ec.engine.packing.long_group import item_at
 from nos_ec.engine.packing.stripe_writer import APPEND_TRIES, LONG_GROUP_MS_MAX
-from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.landing_store import LandingStore
 from nos_gc.assemble import gc_service
 from tests.rig.at_rest import LaterClock
 from tests.rig.fakes.audit import all_blocks, all_objects
 from tests.rig.fakes.clock import FakeClock
+from tests.rig.fakes.read_threads import LateByRequest
 from tests.rig.long_groups import STRIPES, TINY_CONFIG, WINDOW, long_bench, long_plan, put_for
 from tests.rig.long_packing import packing_long_groups
 from tests.rig.preloaded import Preloaded
@@ -228,10 +227,14 @@ def test_a_source_that_is_slow_is_waited_for_once_the_group_is_begun(writer: Wri
     """A read that is left behind costs the block then."""
     plan = planned(writer)
     victim = begin_in(writer, plan, window)[0]
-    threads = ReadThreads(4, perf_counter, late_s=0.01, late_s_after_failure=0.01)
-    with closing(threads), pytest.MonkeyPatch.context() as patch:
+
+    def answer_late() -> None:
+        threads.hang()
+        time.sleep(0.5)
+
+    with closing(LateByRequest(4)) as threads, pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer.writer._sources, "_threads", threads)
-        before_reading(patch, writer, victim, lambda: time.sleep(0.5))
+        before_reading(patch, writer, victim, answer_late)
         result = writer.writer.write(plan)
     if window:
         assert len(result.packed) == len(plan.placed)

@@ -20,6 +20,7 @@ from nos_ec.bench.s3.s3_bench import Turn, s3_figures
 from nos_ec.bench.s3.s3_client import Credentials, S3Client, read_answer, signed_headers
 from nos_ec.bench.s3.s3_servers import _in_one_pool
 from nos_ec.core.errors import Transient
+from tests.rig.waiting import WAIT_S_MAX
 
 KEY = Credentials("AKIA", "secret")
 
@@ -65,7 +66,7 @@ class Peer:
                 connection.sendall(answer)
 
     def close(self) -> None:
-        self._thread.join(10)
+        self._thread.join(WAIT_S_MAX)
         self._socket.close()
 
 

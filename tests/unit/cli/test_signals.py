@@ -19,6 +19,7 @@ from nos_ec.adapters.sql.driver.engine import _unhex
 from nos_ec.cli.terminal.context import stop_on_signals
 from nos_ec.cli.terminal.signals import interrupting
 from nos_ec.core.callbacks import CALLED_BACK, called_back
+from tests.rig.waiting import WAIT_S_MAX
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_an_interrupt_leaves_no_lock_taken() -> None:
     taken: list[bool] = []
 
     def take() -> None:
-        taken.append(changed.acquire(timeout=5))
+        taken.append(changed.acquire(timeout=WAIT_S_MAX))
         if taken[-1]:
             changed.release()
 

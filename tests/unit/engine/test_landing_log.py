@@ -30,6 +30,7 @@ from nos_ec.ports.segment_medium import MediumLimits
 from tests.rig.fakes.clock import SetClock
 from tests.rig.fakes.faulty import faulty
 from tests.rig.fakes.memory_medium import JOINED, SMALL, MemoryMedium, MemoryWriter
+from tests.rig.waiting import WAIT_S_MAX
 from tests.unit.engine.landing_rig import OPTIONS, Rig, copies, lose_lease, new_copy
 
 pytestmark = pytest.mark.invariant(1, 8)
@@ -219,13 +220,13 @@ def test_parallel_batches_open_a_second_segment_and_a_lone_one_does_not(rig: Rig
 
     def hold(segment: SegmentId) -> None:
         under_way.release()
-        assert go.wait(20)
+        assert go.wait(WAIT_S_MAX)
 
     rig.medium.on_append = hold
     with ThreadPoolExecutor(5) as pool:
         puts = [pool.submit(rig.put, copies(100, seed=number)) for number in range(5)]
         for _ in range(4):
-            assert under_way.acquire(timeout=20)
+            assert under_way.acquire(timeout=WAIT_S_MAX)
         assert not under_way.acquire(timeout=0.2), "more appends than the medium allows"
         go.set()
         ids = [put.result()[0] for put in puts]
@@ -656,12 +657,12 @@ def test_a_segment_is_not_sealed_while_an_append_is_under_way() -> None:
             rig.medium.on_append = lambda segment: None
             raise Transient("away")
         entered.set()
-        assert go.wait(20)
+        assert go.wait(WAIT_S_MAX)
 
     rig.medium.on_append = hold
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(rig.put, copies(100))
-        assert entered.wait(20)
+        assert entered.wait(WAIT_S_MAX)
         try:
             rig.put(copies(100, seed=1))
             rig.log.tend()
@@ -797,12 +798,12 @@ def test_a_busy_log_is_waited_for_only_so_long() -> None:
 
     def hold(segment: SegmentId) -> None:
         entered.set()
-        assert go.wait(20)
+        assert go.wait(WAIT_S_MAX)
 
     rig.medium.on_append = hold
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(rig.put, copies(100))
-        assert entered.wait(20)
+        assert entered.wait(WAIT_S_MAX)
         with pytest.raises(Transient, match="no open segment"):
             rig.land(copies(100))
         go.set()
@@ -817,12 +818,12 @@ def test_changes_do_not_prolong_the_wait_for_an_open_segment() -> None:
 
     def hold(segment: SegmentId) -> None:
         entered.set()
-        assert go.wait(20)
+        assert go.wait(WAIT_S_MAX)
 
     rig.medium.on_append = hold
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(rig.put, copies(100))
-        assert entered.wait(20)
+        assert entered.wait(WAIT_S_MAX)
         second = pool.submit(rig.land, copies(100))
         try:
             for _ in range(4):

@@ -15,8 +15,9 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.geometry import Geometry
 from nos_ec.engine.packing.lanes import LATE_S, Lanes, Plan
 from nos_ec.engine.packing.stripe_writer import StripeWriter, WriteResult
+from tests.rig.waiting import WAIT_S_MAX
 
-WAIT_S = 10
+WAIT_S = int(WAIT_S_MAX)
 
 
 class FailingWriter:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from time import perf_counter
 
 import google_crc32c
 import pytest
@@ -20,12 +19,13 @@ from nos_ec.engine.landing.layered_landing import LayeredLanding
 from nos_ec.engine.landing.log_bypass import LogBypass
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.packing.source_reader import SourceReader
-from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.ports.landing_store import LandingPut
 from tests.rig.fakes.clock import SetClock
 from tests.rig.fakes.faulty import Faults, faulty
 from tests.rig.fakes.memory_medium import MemoryMedium
 from tests.rig.fakes.memory_segments import MemorySegments
+from tests.rig.fakes.read_threads import LateByRequest
+from tests.rig.waiting import WAIT_S_MAX
 
 pytestmark = pytest.mark.invariant(1)
 
@@ -49,7 +49,7 @@ class Copies:
 
     def land(self, batch: Sequence[NewCopy]) -> LandedCopies:
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(WAIT_S_MAX)
         if self.error is not None:
             raise self.error
         if self.full:
@@ -196,17 +196,17 @@ def test_both_places_work_at_once(rig: Rig) -> None:
     rig.medium.on_append = lambda segment: appended.set()
     done = threading.Thread(target=lambda: rig.lander.land(new(10, LARGE)).settle(()))
     done.start()
-    assert rig.copies.entered.wait(20)
-    assert appended.wait(20)
+    assert rig.copies.entered.wait(WAIT_S_MAX)
+    assert appended.wait(WAIT_S_MAX)
     rig.copies.go.set()
-    done.join(20)
+    done.join(WAIT_S_MAX)
     assert not done.is_alive()
 
 
 def test_an_interrupted_batch_is_given_up_in_both_places(rig: Rig) -> None:
     def interrupt(segment: object) -> None:
         rig.medium.on_append = lambda segment: None
-        assert rig.copies.entered.wait(20)
+        assert rig.copies.entered.wait(WAIT_S_MAX)
         raise KeyboardInterrupt
 
     rig.copies.go.clear()
@@ -275,7 +275,7 @@ def test_records_of_a_plan_are_read_together_and_judged_each(rig: Rig) -> None:
     packables[4] = packable(copies[4], gone)
     faults = Faults()
     landing = LayeredLanding(faulty(rig.medium, faults), rig.store)
-    threads = ReadThreads(4, perf_counter)
+    threads = LateByRequest(4)
     reader = SourceReader(landing, NoBlocks(), threads, landing.records)  # type: ignore[arg-type]
     found = reader.read(packables)
     for index, outcome in enumerate(found):
@@ -295,14 +295,14 @@ def test_a_segment_that_does_not_answer_is_left_behind_alone(rig: Rig) -> None:
     first, _ = ids_of(rig.lander.land(one + new(1)).outcomes)
     rig.log.close()
     (second,) = ids_of(rig.lander.land(new(LARGE)).outcomes)
-    go = threading.Event()
+    go, threads = threading.Event(), LateByRequest(2)
 
     class Hanging:
         def read_records(self, wanted: Sequence[tuple[LandingId, int]]) -> list[bytes | NosError]:
-            assert go.wait(20)
+            threads.hang()
+            assert go.wait(WAIT_S_MAX)
             return rig.landing.records.read_records(wanted)
 
-    threads = ReadThreads(2, perf_counter)
     reader = SourceReader(rig.landing, NoBlocks(), threads, Hanging())  # type: ignore[arg-type]
     large = new(LARGE)[0]
     found = reader.read([packable(one[0], first), packable(large, second)])

@@ -11,6 +11,7 @@ from nos_ec.core.errors import LeaseLost, Transient
 from nos_ec.engine.leases import HeldLease
 from nos_ec.ports.metadata import Lease, Leases
 from tests.rig.fakes.clock import FakeClock
+from tests.rig.waiting import WAIT_S_MAX
 
 
 class FailingRenewals:
@@ -38,7 +39,7 @@ def test_renewals_continue_after_an_error_that_is_a_bug() -> None:
     again."""
     metadata = FailingRenewals([Transient("no answer"), AttributeError("of a driver"), LeaseLost("fenced")])
     with HeldLease(cast(Leases, metadata), FakeClock(), "one", 30_000) as held:
-        assert metadata.all_raised.wait(10)
+        assert metadata.all_raised.wait(WAIT_S_MAX)
     assert held.lost
     with pytest.raises(LeaseLost, match="start this process again"):
         held.require_not_lost()

@@ -31,7 +31,8 @@ from nos_ec.ports.metadata import NewObject, ObjectRow, Objects, PutRequest
 from tests.rig import waiting
 from tests.rig.fakes.clock import FakeClock
 
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 20.0
+"""Less than a PUT waits for others at most."""
 until = partial(waiting.until, wait_s=WAIT_S_MAX)
 
 

@@ -13,6 +13,7 @@ from nos_ec.core.quotas.quota import Quota, encode
 from nos_ec.engine.objects.quotas import FACTS_MS, USED_MS, Admission, Quotas
 from nos_ec.ports.metadata import QuotaFacts, Sums
 from tests.rig.fakes.clock import SetClock
+from tests.rig.waiting import WAIT_S_MAX
 
 KEY = ObjectKey("b", "k")
 
@@ -34,7 +35,7 @@ class Metadata:
         used = self.used
         if bucket == "slow":
             self.began.set()
-            assert self.released.wait(30)
+            assert self.released.wait(WAIT_S_MAX)
         return QuotaFacts(bucket, "ann", None, self.quota, None, used)
 
 
@@ -97,7 +98,7 @@ def test_an_older_read_of_an_account_does_not_replace_a_newer_one(clock: SetCloc
     metadata.began.clear()
     slow = Thread(target=put, args=(quotas, metadata, 1, "slow"))
     slow.start()
-    assert metadata.began.wait(30)
+    assert metadata.began.wait(WAIT_S_MAX)
     put(quotas, metadata, 600)
     clock.advance(USED_MS)
     put(quotas, metadata, 300)

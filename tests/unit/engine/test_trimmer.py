@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from time import perf_counter
 from typing import NoReturn, cast
 
 import google_crc32c
@@ -25,7 +24,6 @@ from nos_ec.engine.landing import log_recovery, trimmer, unknown_segments
 from nos_ec.engine.landing.log_recovery import LOOK_MS, LogRecovery
 from nos_ec.engine.landing.trimmer import BACK_OFF, Trimmer, TrimResult
 from nos_ec.engine.landing.unknown_segments import UnknownSegments
-from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.upkeep import reaper as reaper_module
 from nos_ec.engine.upkeep.reaper import Reaper, ReapResult
 from nos_ec.ports.block_store import BlockStore
@@ -36,6 +34,7 @@ from nos_ec.ports.segment_medium import Buffer, MediumLimits
 from tests.rig.fakes.clock import FakeClock
 from tests.rig.fakes.memory_medium import JOINED, SMALL, MemoryMedium
 from tests.rig.fakes.metadata_bench import TTL_MS, MetadataBench
+from tests.rig.fakes.read_threads import LateByRequest
 
 pytestmark = pytest.mark.invariant(2)
 
@@ -171,7 +170,7 @@ def test_records_are_verified_and_forgotten_once_their_segment_is_sealed(log: Lo
     log.bench.pack(rows)
     log.clock.advance(1000)
     blocks, landing = Blocks(), Landing()
-    with closing(ReadThreads(2, perf_counter)) as threads:
+    with closing(LateByRequest(2)) as threads:
         reaper = Reaper(log.metadata, cast(LandingStore, landing), cast(BlockStore, blocks), log.clock, 100, threads)
         assert reaper.run_once() == ReapResult(deleted=1, verified_bytes=2 * len(PACKED), held=2)
         assert landing.deleted == [stored.landing_id]

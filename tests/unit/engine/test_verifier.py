@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from time import perf_counter
 from types import NoneType
 from typing import cast
 
@@ -15,16 +14,15 @@ import pytest
 from nos_ec.core.errors import Corrupt, NotFound, Transient
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.states import ObjectState
-from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.upkeep import verifier
 from nos_ec.engine.upkeep.verifier import AWAY_MS, READ_BYTES_MAX, READS_MAX, Outcome, PackedObject, Verifier
 from nos_ec.ports.block_store import BlockStore
 from nos_ec.ports.clock import unwatched
 from nos_ec.ports.metadata import ObjectRow
 from tests.rig.fakes.clock import FakeClock
+from tests.rig.fakes.read_threads import LateByRequest
 
 LENGTH = 1000
-LATE_S = 0.2
 
 
 class Blocks:
@@ -35,6 +33,7 @@ class Blocks:
         self.errors: dict[BlockId, Exception] = {}
         self.damaged: set[Extent] = set()
         self.hanging: set[BlockId] = set()
+        self.threads = LateByRequest(READS_MAX)
         self.answer = threading.Event()
         self._lock = threading.Lock()
         self._in_flight = self.in_flight_max = 0
@@ -47,6 +46,7 @@ class Blocks:
             self.in_flight_max = max(self.in_flight_max, self._in_flight)
         try:
             if block_id in self.hanging:
+                self.threads.hang()
                 self.answer.wait()
                 raise Transient("no answer at all")
             if block_id in self.errors:
@@ -62,15 +62,9 @@ class Blocks:
 @pytest.fixture
 def blocks() -> Iterator[Blocks]:
     made = Blocks()
-    yield made
-    made.answer.set()
-
-
-@pytest.fixture
-def threads(blocks: Blocks) -> Iterator[ReadThreads]:
-    with closing(ReadThreads(READS_MAX, perf_counter, LATE_S, LATE_S)) as made:
+    with closing(made.threads):
         yield made
-        blocks.answer.set()
+        made.answer.set()
 
 
 @pytest.fixture
@@ -79,8 +73,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def verify(blocks: Blocks, threads: ReadThreads, clock: FakeClock) -> Verifier:
-    return Verifier(cast(BlockStore, blocks), threads, clock)
+def verify(blocks: Blocks, clock: FakeClock) -> Verifier:
+    return Verifier(cast(BlockStore, blocks), blocks.threads, clock)
 
 
 def block(number: int) -> BlockId:

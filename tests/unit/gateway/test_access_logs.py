@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from time import monotonic, sleep
+from time import monotonic
 
 import pytest
 
@@ -23,6 +23,7 @@ from nos_ec.gateway.server.record import Record
 from nos_ec.ports.metadata import BucketRow
 from nos_ec.s3.errors import S3Error
 from nos_ec.s3.request import Request
+from tests.rig.waiting import WAIT_S_MAX, until
 
 AT_MS = 1_549_411_238_900
 """2019-02-06 00:00:38.9 UTC."""
@@ -169,13 +170,6 @@ def logs_of(store: Callable[[LogObject], None]) -> Iterator[AccessLogs]:
 
 def add(logs: AccessLogs, record: Record | None = None, target: bytes = b"/photos/k") -> None:
     logs.add(record or record_of(), request_of(target), None, None, "1.1")
-
-
-def until(holds: Callable[[], object]) -> None:
-    end_s = monotonic() + 20
-    while not holds():
-        assert monotonic() < end_s
-        sleep(0.01)
 
 
 @pytest.fixture
@@ -349,17 +343,20 @@ def test_memory_is_bounded_and_one_target_leaves_room_for_others(
 
 def test_a_process_ends_although_its_target_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_batches, "CLOSE_WAIT_S", 0.3)
-    ends = threading.Event()
+    monkeypatch.setattr(log_batches, "BATCH_AGE_MS", 0)
+    ends, begun = threading.Event(), threading.Event()
 
     def hang(_: LogObject) -> None:
-        ends.wait(60)
+        begun.set()
+        ends.wait(WAIT_S_MAX)
 
     with logs_of(hang) as logs:
         add(logs)
+        assert begun.wait(WAIT_S_MAX)
         add(logs, record_of("videos"))
         began_s = monotonic()
         logs.close()
-        assert monotonic() - began_s < 5
+        assert monotonic() - began_s < WAIT_S_MAX / 2
         assert logs.dropped == 1  # the other one is not known to be lost
         ends.set()
         add(logs)
@@ -372,14 +369,14 @@ def test_adding_never_waits_for_a_target_that_hangs(monkeypatch: pytest.MonkeyPa
 
     def hang(_: LogObject) -> None:
         begun.set()
-        ends.wait(60)
+        ends.wait(WAIT_S_MAX)
 
     with logs_of(hang) as logs:
         add(logs)
-        assert begun.wait(20)
+        assert begun.wait(WAIT_S_MAX)
         began_s = monotonic()
         for _ in range(100):
             add(logs)
-        assert monotonic() - began_s < 5
+        assert monotonic() - began_s < WAIT_S_MAX / 2
         ends.set()
     assert logs.delivered == 101

@@ -24,7 +24,7 @@ from tests.rig.chaos.chaos_gateway import plan_of_modes, set_mode
 from tests.rig.chaos.chaos_run import CONFIG
 from tests.rig.chaos.chaos_strikes import CELL_DAEMONS, CELL_KINDS, KINDS, OSDS_DOWN_MAX, VITESS_KINDS, schedule
 from tests.rig.dev_servers import WHOLE, beside, free_port
-from tests.rig.waiting import until
+from tests.rig.waiting import WAIT_S_MAX, until
 
 KEY = ObjectKey("b", "o")
 
@@ -99,7 +99,7 @@ def test_the_processes_of_all_cells_of_a_daemon_sleep_and_wake(tmp_path: Path) -
     finally:
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
-        process.wait(10)
+        process.wait(WAIT_S_MAX)
 
 
 def state_of(pid: int) -> str:

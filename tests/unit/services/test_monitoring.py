@@ -38,6 +38,7 @@ from nos_ec.monitoring.systemd import Notifier, Pulse
 from nos_ec.ports.metadata import Metadata
 from tests.rig.fakes.clock import FakeClock
 from tests.rig.notify_socket import NotifySocket
+from tests.rig.waiting import WAIT_S_MAX
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -203,7 +204,7 @@ def test_while_one_caller_computes_the_others_get_the_previous_figure() -> None:
         made.append(len(made))
         if len(made) == 2:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(WAIT_S_MAX)
         return made[-1]
 
     cached = Cached(make, clock, 1000)
@@ -212,10 +213,10 @@ def test_while_one_caller_computes_the_others_get_the_previous_figure() -> None:
     slow: list[int] = []
     thread = threading.Thread(target=lambda: slow.append(cached()))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(WAIT_S_MAX)
     assert [cached(), cached()] == [0, 0], "old, but there"
     go_on.set()
-    thread.join(10)
+    thread.join(WAIT_S_MAX)
     assert slow == [1]
     assert cached() == 1
     assert made == [0, 1]
@@ -285,7 +286,7 @@ class _ServerAway:
     def look(self) -> int:
         self.looks += 1
         self.begun.set()
-        assert self.limit.wait(10)
+        assert self.limit.wait(WAIT_S_MAX)
         raise Transient("away")
 
 
@@ -301,7 +302,7 @@ def _all_at_once(ask: Callable[[], object], server: _ServerAway) -> list[object]
 
     threads = [threading.Thread(target=asks) for _ in range(5)]
     threads[0].start()
-    assert server.begun.wait(10)
+    assert server.begun.wait(WAIT_S_MAX)
     for thread in threads[1:]:
         thread.start()
     until_all_wait = time.monotonic() + 10
@@ -310,7 +311,7 @@ def _all_at_once(ask: Callable[[], object], server: _ServerAway) -> list[object]
         time.sleep(0.01)
     server.limit.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(WAIT_S_MAX)
     return found
 
 
@@ -450,7 +451,7 @@ class SlowWriter:
 
     def write(self, _plan: object) -> WriteResult:
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(WAIT_S_MAX)
         self._timer[0] += 0.3
         return self._result
 
@@ -466,7 +467,7 @@ def test_lanes_count_and_time_the_groups_in_flight(stripe_count: int) -> None:
     lanes = Lanes([cast(StripeWriter, writer)], lambda: seconds[0], Geometry())
     assert (lanes.count, lanes.busy, lanes.busy_s_max()) == (1, 0, 0)
     lanes.submit(GroupPlan(1, 0, 0, (), 0))
-    assert writer.begun.wait(10)
+    assert writer.begun.wait(WAIT_S_MAX)
     seconds[0] += 2
     assert (lanes.busy, lanes.busy_s_max()) == (1, 2)
     writer.go_on.set()
