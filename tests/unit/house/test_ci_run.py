@@ -14,22 +14,26 @@ ROOT = Path(__file__).parents[3]
 CLOSING = "=== 3 passed, 1 skipped in 0.01s ==="
 
 MAKEFILE = """
-venv lint types:
+venv:
+	@{venv} test "$@" != "{failing}"
+lint types:
 	@echo "making $@"; test "$@" != "{failing}"
 fresh:
-	@echo "NOS_EC_FRESH_KEEP=$$NOS_EC_FRESH_KEEP"; echo "$(FRESH_COMMAND)"
+	@touch fresh-began; echo "NOS_EC_FRESH_KEEP=$$NOS_EC_FRESH_KEEP"; echo "$(FRESH_COMMAND)"
 	@echo "   7 s  make up"; {sleep} test "$@" != "{failing}"
 test:
 	@echo "REQUIRE_REAL=$$REQUIRE_REAL"; echo "{closing}"; test "$@" != "{failing}"
 """
 
 
-def run_parts(folder: Path, failing: str = "", sleep: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def run_parts(
+    folder: Path, failing: str = "", sleep: str = "", venv: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """A copy of the script in a folder where `make` has such parts, one of which fails."""
     for name in (".ci", "deploy/dev"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
-    (folder / "Makefile").write_text(MAKEFILE.format(failing=failing, sleep=sleep, closing=CLOSING))
+    (folder / "Makefile").write_text(MAKEFILE.format(failing=failing, sleep=sleep, venv=venv, closing=CLOSING))
     install = folder / "deploy" / "dev" / "stack.sh"
     install.write_text('#!/bin/sh\necho "stack.sh $*"\n')
     install.chmod(0o755)
@@ -71,6 +75,18 @@ def test_the_fresh_machine_does_the_part_of_the_day_or_all(tmp_path: Path, whole
     assert run_parts(tmp_path, NOS_EC_DEV_TURN="7", NOS_EC_DEV_WHOLE=whole).returncode == 0
     kept = (tmp_path / "var" / "ci" / "fresh.log").read_text().splitlines()
     assert kept[1].rstrip() == f"tests/fresh_machine.sh{turn}"
+
+
+def test_the_fresh_machine_begins_before_the_packages_are_there(tmp_path: Path) -> None:
+    ran = run_parts(tmp_path, venv="until [ -e fresh-began ]; do sleep 0.1; done;")
+    assert ran.returncode == 0, ran.stdout
+    assert times(ran.stdout) == ["venv", "lint", "types", "fresh", "make up", "tests"]
+
+
+def test_the_fresh_machine_begins_later_if_making_the_packages_may_need_apt(tmp_path: Path) -> None:
+    ran = run_parts(tmp_path, venv="test ! -e fresh-began;", PYTHON="false")
+    assert ran.returncode == 0, ran.stdout
+    assert (tmp_path / "fresh-began").exists()
 
 
 COMMANDS = {
