@@ -161,3 +161,8 @@ class ClientSide:
     def require_put_space(self) -> None:
         """Raise NoSpace while PUTs are refused for lack of space, Transient if the free space is unknown."""
         require_put_space(self._adapters.blocks, self._adapters.landing, self._adapters.put_reserve)
+
+    def put_room(self) -> int:
+        """Return how many bytes of large objects PUTs may still store. Raises what `require_put_space` raises."""
+        self.require_put_space()
+        return self._adapters.blocks.free_bytes() - self._adapters.put_reserve

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from random import Random
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
+from nos_ec.cli.terminal.errors import exit_code, most_severe
 from nos_ec.cli.terminal.output import count_text, emit, err, out, progress, time_text
 from nos_ec.cli.terminal.values import rate_of
 from nos_ec.composition.cells import require_same_store
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, NosError, NoSpace, NotFound, Transient
 from nos_ec.engine.moving import bucket_mover
 from nos_ec.engine.moving.bucket_mover import BucketMover, Progress
 from nos_ec.engine.texts import size_text
@@ -28,11 +29,23 @@ _PAGE = 1000
 _MOVER_BYTES = 7
 """A number of this size fits into a BIGINT."""
 
+SAME_ROOM = 0.95
+"""Cells that have at least this share of the most room count as having the same room."""
+
 BytesPerS = Annotated[
     str | None,
     typer.Option("--bytes-per-s", metavar="SIZE", help="Copy at most this many bytes per second, such as 50MiB."),
 ]
 Bucket = Annotated[str, typer.Argument(help="The bucket.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How many bytes a cell has room for, and how many bytes of objects it has."""
+
+    cell: str
+    free_bytes: int
+    stored_bytes: int
 
 
 def move(
@@ -54,34 +67,55 @@ def move(
 def drain(
     ctx: typer.Context,
     cell: Annotated[str, typer.Argument(help="The cell.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="CELL",
+            help="A cell that may get buckets, also one without a weight; may be given several times. By default, all"
+            " others that have a weight.",
+        ),
+    ] = None,
     bytes_per_s: BytesPerS = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move all buckets of a cell to the others, by their weights."""
+    """Move all buckets of a cell to others: each to the one with the most room among those that may take it.
+
+    A bucket that cannot be moved is named, and the others are moved.
+    """
     settings = whole_store(context(ctx).settings())
     rate = _rate(bytes_per_s)
     interrupt_on_sigterm()
-    _require_cell(settings, cell)
-    weights = {name: one.weight for name, one in settings.cells.items() if one.weight and name != cell}
-    if not weights:
-        raise ConfigError("no other cell takes buckets; give one a weight above 0")
+    for name in (cell, *(to or ())):
+        _require_cell(settings, name)
+    if cell in (to or ()):
+        raise InvalidInput(f"cell {cell} is the one that is drained; give others with --to")
+    targets = sorted(set(to or [name for name, one in settings.cells.items() if one.weight and name != cell]))
+    if not targets:
+        raise ConfigError("no other cell takes buckets; give one a weight above 0, or name one with --to")
     moved: list[dict[str, Any]] = []
-    failure: NosError | None = None
+    not_moved: list[dict[str, Any]] = []
+    codes: list[int] = []
     for bucket in _buckets_of(settings, cell):
         try:
-            to = _begun_to(settings, bucket, cell, weights)
-            to = to or Random().choices(list(weights), list(weights.values()))[0]
-            done = _move(settings, bucket, to, rate)
-        except NosError as error:
-            err.print(f"bucket {bucket} was not moved: {error}", markup=False)
-            failure = failure or error
-        else:
-            moved.append(_moved(bucket, to, done))
+            target, why = _target_of(settings, bucket, cell, targets)
             if not as_json:
-                _print_moved(bucket, to, done)
-    emit({"moved": moved}, as_json, lambda: out.print(f"{count_text(len(moved), 'bucket')} moved"))
-    if failure is not None:
-        raise failure
+                out.print(f"moving bucket {bucket} to cell {target}: {why}", markup=False)
+            done = _move(settings, bucket, target, rate)
+        except NosError as error:
+            codes.append(exit_code(error))
+            not_moved.append({"bucket": bucket, "error": type(error).__name__, "message": str(error)})
+            err.print(f"bucket {bucket} was not moved: {error}", markup=False)
+        else:
+            moved.append(_moved(bucket, target, done))
+            if not as_json:
+                _print_moved(bucket, target, done)
+    text = f"{count_text(len(moved), 'bucket')} moved"
+    if not_moved:
+        text += f", {count_text(len(not_moved), 'bucket')} not moved: {', '.join(one['bucket'] for one in not_moved)}"
+    emit({"moved": moved, "not_moved": not_moved}, as_json, lambda: out.print(text, markup=False))
+    if not_moved:
+        raise typer.Exit(most_severe(codes))
 
 
 def moves(ctx: typer.Context, as_json: AsJson = False) -> None:
@@ -165,13 +199,59 @@ def _move(settings: Settings, bucket: str, to: str, bytes_per_s: int) -> Progres
         return _run(directory, source, target, bucket, number, bytes_per_s)
 
 
-def _begun_to(settings: Settings, bucket: str, cell: str, weights: Mapping[str, int]) -> str | None:
-    """Return the cell to which an earlier command began to move a bucket from `cell`, where its copies are."""
-    with open_system(settings.of_cell(cell)) as source:
-        begun = source.metadata.move_row(bucket)
+def _target_of(settings: Settings, bucket: str, cell: str, targets: Sequence[str]) -> tuple[str, str]:
+    """Return the cell to which a bucket of `cell` is moved, and why: the one to which an earlier command began to move
+    it, or one of `targets`. Raises InvalidInput for a wide bucket, Conflict or Transient if none may take it."""
+    with open_directory(settings) as directory, _opened(settings, cell, directory) as source:
+        home = directory.metadata.directory_row(bucket)
+        if home is None or cell not in home.cells:
+            raise Conflict(f"bucket {bucket} was moved from cell {cell} meanwhile")
+        bucket_mover.require_one_cell(home)
+        begun = _begun_to(settings, source, bucket, targets)
+        if begun is not None:
+            return begun, "an earlier command has begun to move it there"
+        usage = source.metadata.bucket_usage(bucket)
+        size = 0 if usage is None else usage.held.bytes
+        rooms: list[_Room] = []
+        failures: dict[str, NosError] = {}
+        for name in targets:
+            try:
+                with _opened(settings, name, directory) as target:
+                    bucket_mover.require_takes(target.client.moving(), cell, bucket, home.moves + 1)
+                    rooms.append(_room_of(target, name, size))
+            except NosError as error:
+                failures[name] = error
+    if not rooms:
+        kind = Transient if any(isinstance(error, Transient) for error in failures.values()) else Conflict
+        raise kind("no cell may take it: " + "; ".join(f"{name}: {error}" for name, error in failures.items()))
+    best = _roomiest(rooms)
+    return best.cell, f"{size_text(best.free_bytes)} free, {size_text(best.stored_bytes)} stored"
+
+
+def _room_of(system: System, cell: str, size: int) -> _Room:
+    """Return what a cell has room for. Raises NoSpace if that is less than `size` bytes, Transient."""
+    free_bytes = system.client.put_room()
+    if free_bytes < size:
+        raise NoSpace(f"cell {cell} has room for {size_text(free_bytes)}, and the bucket has {size_text(size)}")
+    totals = system.operator.store_totals().read().totals
+    return _Room(cell, free_bytes, totals.live_bytes + totals.waiting_bytes)
+
+
+def _roomiest(rooms: Sequence[_Room]) -> _Room:
+    """Return the cell with the most room. Cells that share their disks have the same room, which may change between two
+    looks, so among cells whose room differs little it is the one that stores the least."""
+    enough_bytes = max(room.free_bytes for room in rooms) * SAME_ROOM
+    return min(
+        (room for room in rooms if room.free_bytes >= enough_bytes), key=lambda room: (room.stored_bytes, room.cell)
+    )
+
+
+def _begun_to(settings: Settings, source: System, bucket: str, targets: Sequence[str]) -> str | None:
+    """Return the cell to which an earlier command began to move a bucket from `source`, where its copies are."""
+    begun = source.metadata.move_row(bucket)
     if begun is None or begun.state is not MoveState.HERE:
         return None if begun is None else begun.other
-    if begun.other not in weights:
+    if begun.other not in targets:
         return None
     with open_system(settings.of_cell(begun.other)) as target:
         return begun.other if bucket_mover.is_arriving(target.metadata.move_row(bucket)) else None

@@ -188,35 +188,11 @@ class BucketMover:
     def _arrive(self, bucket: str, number: int) -> MoveRow:
         """Make the target ARRIVING, and this its only mover."""
         target = self._target
-        known = target.metadata.move_row(bucket)
-        if known is not None and known.state is MoveState.ARRIVING and known.other != self._source.name:
-            raise Conflict(
-                f"cell {target.name} has copies from a move of bucket {bucket} from cell {known.other} that was not"
-                f" completed; give that up first: nos-ec cells move {bucket} --to {self._source.name}"
-            )
-        if known is not None and known.state is not MoveState.ARRIVING:
-            if known.state is not MoveState.GONE or known.number >= number:
-                raise Conflict(f"cell {target.name} has bucket {bucket} already; run `nos-ec cells rebuild-directory`")
-            self._require_purged(known)
+        known = require_takes(target, self._source.name, bucket, number)
         row = self._set(target, MoveState.ARRIVING, self._source, number, known, bucket)
         target.metadata.move_as(row)
         kill_point("moving.arriving")
         return row
-
-    def _require_purged(self, known: MoveRow) -> None:
-        """Raise InvalidInput if a rebuild of the target could bring back what it had of the bucket before."""
-        target, bucket = self._target, known.bucket
-        target.metadata.move_as(known)
-        if has_copies(target.metadata, bucket):
-            raise InvalidInput(
-                f"cell {target.name} still has old copies of bucket {bucket}; delete them first:"
-                f" nos-ec cells purge {bucket} --from {target.name}"
-            )
-        if not _is_dumped_since(target, known.since_ms):
-            raise InvalidInput(
-                f"the metadata of cell {target.name} must be dumped before bucket {bucket} can come back to it:"
-                f" nos-ec --cell {target.name} metadata dump"
-            )
 
     def _open(self, arriving: MoveRow) -> None:
         self._set(self._target, MoveState.HERE, self._source, arriving.number, arriving, arriving.bucket)
@@ -480,6 +456,36 @@ def cancel(side: CellSide, target: CellSide, bucket: str, number: int) -> None:
         gone = MoveRow(bucket, MoveState.GONE, side.name, left.moves if left else 0, number, now_ms)
         target.metadata.set_move(gone, known)
         _purge(target, gone)
+
+
+def require_takes(target: CellSide, source: str, bucket: str, number: int) -> MoveRow | None:
+    """Return the row of a bucket in a cell that may take it from the cell `source`, by its move of this number; None if
+    it has no row. Raises Conflict if another move or the directory says otherwise, InvalidInput while a rebuild of the
+    cell could bring back what it had of the bucket before, Transient."""
+    known = target.metadata.move_row(bucket)
+    if known is None:
+        return None
+    if known.state is MoveState.ARRIVING:
+        if known.other != source:
+            raise Conflict(
+                f"cell {target.name} has copies from a move of bucket {bucket} from cell {known.other} that was not"
+                f" completed; give that up first: nos-ec cells move {bucket} --to {source}"
+            )
+        return known
+    if known.state is not MoveState.GONE or known.number >= number:
+        raise Conflict(f"cell {target.name} has bucket {bucket} already; run `nos-ec cells rebuild-directory`")
+    target.metadata.move_as(known)
+    if has_copies(target.metadata, bucket):
+        raise InvalidInput(
+            f"cell {target.name} still has old copies of bucket {bucket}; delete them first:"
+            f" nos-ec cells purge {bucket} --from {target.name}"
+        )
+    if not _is_dumped_since(target, known.since_ms):
+        raise InvalidInput(
+            f"the metadata of cell {target.name} must be dumped before bucket {bucket} can come back to it:"
+            f" nos-ec --cell {target.name} metadata dump"
+        )
+    return known
 
 
 def is_arriving(known: MoveRow | None) -> bool:

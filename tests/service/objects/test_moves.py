@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from random import Random
 from threading import Event
 from typing import Any
 
@@ -27,6 +26,7 @@ from nos_ec.cli.commands import cell_moves
 from nos_ec.cli.commands.cell_moves import _move
 from nos_ec.cli.commands.cells import fill_directory
 from nos_ec.composition.cells import open_cells, open_home
+from nos_ec.composition.client_side import ClientSide
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Conflict, Locked, Moved, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
@@ -46,6 +46,7 @@ from nos_ec.ports.metadata import (
     AddMarker,
     BucketRecord,
     BucketRow,
+    BucketUsage,
     CannedAcl,
     DeleteVersion,
     DirectoryRow,
@@ -56,6 +57,7 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     PutRequest,
     Rights,
+    Sums,
     VersionEntry,
     VersionPage,
 )
@@ -1000,19 +1002,81 @@ def test_old_copies_are_deleted_after_a_dump(settings: Settings, tmp_path: Path,
     call("cells", "move", "nothing", "--to", "b", code=4)
 
 
+def with_room(monkeypatch: pytest.MonkeyPatch, **rooms: int) -> None:
+    """Let the cells have room for these numbers of bytes."""
+    monkeypatch.setattr(ClientSide, "put_room", lambda side: rooms[side._adapters.settings.cell or ""])
+
+
+def drained(folder: Path, capsys: Any, *words: str, code: int = 0) -> dict[str, str]:
+    """Drain cell a, and return where each bucket was moved."""
+    assert run(["--config", str(folder / "cells.toml"), "cells", "drain", "a", *words, "--json"]) == code
+    return {one["bucket"]: one["cell"] for one in json.loads(capsys.readouterr().out)["moved"]}
+
+
 def test_a_cell_is_drained(settings: Settings, tmp_path: Path, capsys: Any) -> None:
     fill(settings)
     with open_store(settings) as store:
         for number in range(5):
             store.put(f"more-{number}/k", b"1")
-    cells_config(tmp_path, a=1, b=1, c=1)
-    config = str(tmp_path / "cells.toml")
-    assert run(["--config", config, "cells", "drain", "a", "--json"]) == 0
-    moved = json.loads(capsys.readouterr().out)["moved"]
-    assert sorted(one["bucket"] for one in moved) == [*(f"more-{number}" for number in range(5)), "photos"]
+    with open_system(settings.of_cell("b")) as system:
+        system.client.store().put(ObjectKey("others", "large"), BytesIO(bytes(5 << 20)))
+    config = str(cells_config(tmp_path, a=1, b=1, c=1))
+    moved = drained(tmp_path, capsys)
+    assert moved == dict.fromkeys([*(f"more-{number}" for number in range(5)), "photos"], "c"), "it stores less"
     with open_store(config) as store:
         assert all(store.get(f"more-{number}/k") == b"1" for number in range(5))
-        assert {store._cells.home(one["bucket"]) for one in moved} <= {"b", "c"}
+        assert {store._cells.home(bucket) for bucket in moved} == {"c"}
+
+
+def test_a_bucket_goes_to_the_cell_with_the_most_room_that_may_take_it(
+    settings: Settings, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(cells_config(tmp_path, a=1, b=1, c=0))
+    names = ["first", "second", "third"]
+    with open_store(settings) as store:
+        for name in names:
+            store.put(f"{name}/k", b"12345")
+    with cell(settings, "c") as there:
+        there.metadata.set_move(MoveRow("second", MoveState.ARRIVING, "b", 1, 9, 5), None)
+    with_room(monkeypatch, b=1 << 30, c=2 << 30)
+    assert run(["--config", config, "cells", "drain", "a", "--to", "b", "--to", "a"]) == 2
+    assert run(["--config", config, "cells", "drain", "a", "--to", "x"]) == 2
+    capsys.readouterr()
+    assert drained(tmp_path, capsys, "--to", "b", "--to", "c") == {"first": "c", "second": "b", "third": "c"}
+    with open_store(config) as store:
+        assert all(store.get(f"{name}/k") == b"12345" for name in names)
+
+
+def test_a_bucket_that_no_cell_may_take_is_named_and_the_others_are_moved(
+    settings: Settings, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(cells_config(tmp_path, a=1, b=1, c=1))
+    with open_store(settings) as store:
+        for name in ("large", "other", "small"):
+            store.put(f"{name}/k", bytes(5000))
+    usage = BucketUsage("large", held=Sums(6000, 1), changed=Sums(6000, 1), since_ms=5, counted_ms=6)
+    monkeypatch.setattr(SqlMetadata, "bucket_usage", lambda _, bucket: usage if bucket == "large" else None)
+    for name in "bc":
+        with cell(settings, name) as there:
+            there.metadata.set_move(MoveRow("other", MoveState.HERE, "a", 1, 9, 5), None)
+    with_room(monkeypatch, b=4 << 10, c=5 << 10)
+    assert run(["--config", config, "cells", "drain", "a"]) == 7
+    said = capsys.readouterr()
+    assert "moving bucket small to cell c: 5.0 KiB free" in said.out
+    assert "1 bucket moved, 2 buckets not moved: large, other" in said.out
+    assert "bucket large was not moved: no cell may take it: b: cell b has room for 4.0 KiB" in said.err
+    assert "bucket other was not moved: no cell may take it: b: cell b has bucket other already" in said.err
+    assert home_of(settings, "small") == "c"
+    assert home_of(settings, "other") == "a"
+
+
+def test_cells_that_share_their_disks_have_the_same_room() -> None:
+    def best(*rooms: tuple[str, int, int]) -> str:
+        return cell_moves._roomiest([cell_moves._Room(*room) for room in rooms]).cell
+
+    assert best(("b", 1000, 9), ("c", 999, 8), ("d", 949, 7)) == "c"
+    assert best(("b", 1000, 9), ("c", 900, 8)) == "b"
+    assert best(("c", 0, 9), ("b", 0, 9)) == "b"
 
 
 def test_a_cell_that_cannot_be_drained_gets_no_further_copies(
@@ -1025,8 +1089,8 @@ def test_a_cell_that_cannot_be_drained_gets_no_further_copies(
         upload = system.client.uploads().create(ObjectKey("photos", "parts"), "ann", b"")
     with open_cells(settings, SystemClock()) as cells:
         cells.claim_wide("wide", "ann", ("b", "a"))
-    for first in ("b", "c"):
-        monkeypatch.setattr(Random, "choices", lambda *_, first=first: [first])
+    for rooms in ({"b": 2 << 30, "c": 1 << 30}, {"b": 1 << 30, "c": 2 << 30}):
+        with_room(monkeypatch, **rooms)
         assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2
         said = capsys.readouterr().err
         assert "bucket photos has unfinished multipart uploads; complete or abort them first" in said
