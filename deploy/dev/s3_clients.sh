@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# The S3 clients of the test suite. rclone, restic and docker-registry come from the distribution. aws, s3cmd,
-# boto3, minio, obstore, s3fs and pyarrow come from requirements/clients.txt, in a separate environment, which also has a
-# Go compiler. It builds tests/rig/s3_programs/go, whose go.sum pins minio-go and the AWS SDK.
-# usage: deploy/dev/s3_clients.sh install|python|go|compiler|registry      (environment: see base.sh)
+# The S3 clients of the test suite. rclone, restic, docker-registry and pgBackRest come from the distribution. aws,
+# s3cmd, boto3, minio, obstore, s3fs and pyarrow come from requirements/clients.txt, in a separate environment, which also
+# has a Go compiler. It builds tests/rig/s3_programs/go, whose go.sum pins minio-go and the AWS SDK.
+# usage: deploy/dev/s3_clients.sh install|python|go|compiler|registry|postgres      (environment: see base.sh)
 #   install   install what is missing
 #   python    the environment, rclone and restic; prints the path of its Python, next to which aws and s3cmd are
 #   go        the clients in Go; prints the path of their program
 #   compiler  the Go compiler; prints its path
 #   registry  Docker's registry; prints the path of its program
+#   postgres  pgBackRest, psql and PostgreSQL; prints the folder of the server's programs
 
 name=s3_clients
 . "$(dirname "$0")/base.sh"
@@ -66,11 +67,28 @@ need_registry() {
 
 unpack() { unpack_package docker-registry "$1"; } # FOLDER
 
+# The server's package would start a service. The other two packages bring all libraries that the server needs.
+need_postgres() {
+    local version folder
+    if ! command -v pgbackrest || ! command -v psql; then install_packages pgbackrest postgresql-client; fi >/dev/null
+    postgres=$(command -v initdb) && postgres=$(dirname "$postgres") && return
+    version=$(psql --version | grep -oE -m1 '[0-9]+' | head -n1)
+    package=postgresql-$version
+    postgres=/usr/lib/postgresql/$version/bin
+    [ ! -x "$postgres/initdb" ] || return 0
+    folder=$programs/$package-debian
+    install_program "$folder" .complete unpack_server
+    postgres=$folder$postgres
+}
+
+unpack_server() { unpack_package "$package" "$1"; } # FOLDER
+
 case "${1:-}" in
-install) need_python && need_go && need_registry && echo "$name are installed" ;;
+install) need_python && need_go && need_registry && need_postgres && echo "$name are installed" ;;
 python) need_python && echo "$environment/bin/python" ;;
 go) need_go && echo "$go_clients/go-clients" ;;
 compiler) need_environment && compiler ;;
 registry) need_registry && { command -v docker-registry || echo "$registry/usr/bin/docker-registry"; } ;;
-*) echo "usage: $0 install|python|go|compiler|registry" >&2; exit 1 ;;
+postgres) need_postgres && echo "$postgres" ;;
+*) echo "usage: $0 install|python|go|compiler|registry|postgres" >&2; exit 1 ;;
 esac

@@ -5,16 +5,13 @@ They send each file in one piece.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.real.conftest import or_skip
-from tests.rig.s3.s3_clients import CLIENTS, Gateways, back_up_with_restic, rclone_environment
-from tests.rig.s3.s3_gateway import Access, client_of
-from tests.rig.s3_programs.files import files_below, same
+from tests.rig.s3.s3_clients import CLIENTS, Gateways
+from tests.rig.s3.s3_gateway import Access
 
 pytestmark = pytest.mark.real
 
@@ -22,84 +19,3 @@ pytestmark = pytest.mark.real
 @pytest.mark.parametrize("client", CLIENTS)
 def test_client(s3_access: Access, client: str, tmp_path: Path) -> None:
     or_skip(lambda: CLIENTS[client](Gateways(s3_access, s3_access, tmp_path)))
-
-
-class Locked:
-    """A bucket in which each new version is locked for a day."""
-
-    def __init__(self, access: Access, name: str) -> None:
-        self.name = name
-        self.client = client_of(access)
-        self.client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=True)
-        rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
-        locks = {"ObjectLockEnabled": "Enabled", "Rule": rule}
-        self.client.put_object_lock_configuration(Bucket=name, ObjectLockConfiguration=locks)
-
-    def entries(self, kind: str) -> list[dict[str, Any]]:
-        pages = self.client.get_paginator("list_object_versions").paginate(Bucket=self.name)
-        return [entry for page in pages for entry in page.get(kind, [])]
-
-    def refuses_deletions(self) -> None:
-        """Each version, also a hidden one, can be read and not be deleted."""
-        versions = self.entries("Versions")
-        assert versions
-        named = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in versions]
-        refused = self.client.delete_objects(Bucket=self.name, Delete={"Objects": named}).get("Errors", [])
-        assert {(one["Key"], one["VersionId"]) for one in refused} == {(one["Key"], one["VersionId"]) for one in named}
-        assert {one["Code"] for one in refused} == {"AccessDenied"}
-        for one, entry in zip(named, versions, strict=True):
-            assert len(self.client.get_object(Bucket=self.name, **one)["Body"].read()) == entry["Size"]
-
-    def restore(self) -> int:
-        """Remove all delete markers. Returns how many there were."""
-        markers = self.entries("DeleteMarkers")
-        for one in markers:
-            self.client.delete_object(Bucket=self.name, Key=one["Key"], VersionId=one["VersionId"])
-        return len(markers)
-
-
-@pytest.fixture
-def locked(s3_access: Access, tmp_path: Path) -> Locked:
-    return Locked(s3_access, f"locked-{tmp_path.name.replace('_', '-').lower()}"[:63].rstrip("-"))
-
-
-def test_restic_prunes_a_locked_bucket_and_loses_nothing(s3_access: Access, locked: Locked, tmp_path: Path) -> None:
-    """Its deletions add delete markers, so an attacker with its key cannot destroy a backup."""
-    gateways = Gateways(s3_access, s3_access, tmp_path)
-    or_skip(lambda: back_up_with_restic(gateways, locked.name, {}))
-    locked.refuses_deletions()
-    more = {"RESTIC_REPOSITORY": f"s3:{s3_access.url}/{locked.name}/repository", "RESTIC_PASSWORD": "secret"}
-
-    def snapshots() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(gateways.run("restic", "--no-cache", "--json", "snapshots", more=more))
-        return sorted(found, key=lambda one: one["time"])
-
-    kept = snapshots()
-    assert locked.restore() > 1
-    gateways.run("restic", "--no-cache", "unlock", "--remove-all", more=more)  # its own lock files are back, too
-    oldest, *others = snapshots()
-    assert [one["id"] for one in others] == [one["id"] for one in kept]
-    gateways.run("restic", "--no-cache", "check", "--read-data", more=more)
-    gateways.run("restic", "--no-cache", "restore", oldest["id"], "--target", "again", more=more)
-    same(files_below(next((tmp_path / "again").rglob("there"))), files_below(next((tmp_path / "old").rglob("there"))))
-
-
-def test_rclone_syncs_to_a_locked_bucket(s3_access: Access, locked: Locked, tmp_path: Path) -> None:
-    gateways = Gateways(s3_access, s3_access, tmp_path)
-    wanted, environment = gateways.tree(), rclone_environment(gateways)
-    (tmp_path / "rclone.conf").touch()
-
-    def rclone(*arguments: str) -> bytes:
-        return gateways.run("rclone", "--retries", "1", *arguments, more=environment)
-
-    or_skip(lambda: rclone("sync", "there", f"w:{locked.name}"))
-    (tmp_path / "there/small.txt").write_bytes(b"changed")
-    (tmp_path / "there/one").unlink()
-    rclone("sync", "there", f"w:{locked.name}")
-    rclone("check", "--download", "there", f"w:{locked.name}")
-    rclone("delete", f"w:{locked.name}")
-    assert rclone("lsf", "-R", "--files-only", f"w:{locked.name}") == b""
-    locked.refuses_deletions()
-    assert locked.restore() == len(wanted)
-    rclone("copy", f"w:{locked.name}", "back")
-    same(files_below(tmp_path / "back"), wanted | {"small.txt": b"changed"})

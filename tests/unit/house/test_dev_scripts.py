@@ -181,6 +181,33 @@ def test_dockers_registry_is_unpacked_and_never_installed(scripts: Path, program
     assert "needs docker-registry" in ran.stderr
 
 
+def test_a_postgresql_server_is_unpacked_and_never_installed(scripts: Path, programs: Path, tmp_path: Path) -> None:
+    """Installing Debian's package would start a service. The one that is unpacked has the version of psql."""
+    asked, initdb = tmp_path / "asked", "usr/lib/postgresql/9/bin/initdb"
+    add(programs, "id", "echo 0")
+    add(programs, "pgbackrest")
+    add(programs, "psql", "echo 'psql (PostgreSQL) 9.18 (Debian 9.18-0+deb12u1)'")
+    add(programs, "apt-get", f'echo "$*" >>{asked}', "touch postgresql-9_9.18_amd64.deb")
+    add(programs, "dpkg-deb", f'mkdir -p "$(dirname "$3/{initdb}")"', f'touch "$3/{initdb}"')
+    tools = ("bash", "env", "dirname", "mkdir", "sha256sum", "cut", "flock", "mktemp", "chmod", "touch", "rm", "mv")
+    path = only(programs, *tools, "grep", "head")
+    for _ in range(2):
+        ran = run([str(scripts / "s3_clients.sh"), "postgres"], path)
+        assert ran.returncode == 0, ran.stderr
+    folder = tmp_path / "repository/var/dev/postgresql-9-debian"
+    assert ran.stdout == f"{(folder / initdb).parent}\n"
+    assert (folder / initdb).is_file()
+    assert asked.read_text() == "-o APT::Sandbox::User=root download -q postgresql-9\n", "once"
+    add(programs, "initdb")
+    ran = run([str(scripts / "s3_clients.sh"), "postgres"], path)
+    assert (ran.returncode, ran.stdout) == (0, f"{programs}\n"), "the one that is installed"
+    (programs / "pgbackrest").unlink()
+    add(programs, "apt-get", "exit 100")
+    ran = run([str(scripts / "s3_clients.sh"), "postgres"], path)
+    assert (ran.returncode, ran.stdout) == (MISSING, "")
+    assert "could not install pgbackrest postgresql-client;" in ran.stderr
+
+
 def test_s3_clients_that_cannot_be_had_are_reported(scripts: Path, programs: Path, tmp_path: Path) -> None:
     requirements = tmp_path / "repository" / "requirements" / "clients.txt"
     requirements.parent.mkdir()

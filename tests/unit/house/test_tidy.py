@@ -334,6 +334,7 @@ MAY_START = {
     "java": {"deploy/dev/kafka.sh": "its need_program"},
     "mvn": {"deploy/dev/base.sh": "need_program of kafka.sh and mysql.sh"},
     "openssl": {"deploy/dev/openbao.sh": "its need_program"},
+    "psql": {"deploy/dev/s3_clients.sh": "its need_postgres"},
     "unzip": {"deploy/dev/mysql.sh": "its need_program"},
     "mariadb-install-db": {"deploy/dev/mariadb.sh": "its need_program"},
     "keytool": {
