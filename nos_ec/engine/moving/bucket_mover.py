@@ -212,13 +212,14 @@ class BucketMover:
 
     # --- copying ----------------------------------------------------------------------------------
     def _copy(self, bucket: str, left: MoveRow, record_target: RecordAccess) -> None:
-        """Copy everything until the source is GONE. After an error, the source serves the bucket."""
+        """Copy everything until the source is GONE. After an error, or when the command is interrupted by a signal, the
+        source serves the bucket as before."""
         try:
             self._require_movable(bucket)
             self._copy_all(bucket)
             left = self._close(bucket, left)
             self._copy_bucket(bucket, record_target)
-        except Exception:
+        except BaseException:
             self._serve_again(bucket, left.number)
             raise
         self._set_source(MoveState.GONE, bucket, left.number, left)

@@ -311,6 +311,28 @@ def test_a_bucket_that_is_closed_is_read_and_not_changed(settings: Settings) -> 
     assert home_of(settings) == "b"
 
 
+@pytest.mark.parametrize("point", ["moving.compared", "moving.closed", "moving.bucket_copied"])
+def test_a_command_that_is_interrupted_opens_the_bucket_again(settings: Settings, point: str) -> None:
+    fill(settings)
+
+    def interrupt(name: str) -> None:
+        if name == point:
+            raise KeyboardInterrupt  # as SIGINT and SIGTERM do
+
+    with new_mover(settings) as (_, run_move), pytest.raises(KeyboardInterrupt):
+        run_move(interrupt)
+    with open_store(settings) as store:
+        store.put("photos/plain", b"changed")
+    with cell(settings, "a") as here:
+        row = here.metadata.move_row("photos")
+        assert row is not None
+        assert row.state is MoveState.HERE
+        assert here.metadata.changed_names("photos", 1 << 62, 1) == []
+    move(settings, "b")
+    with cell(settings, "b") as there:
+        assert any(one[0] == "plain" and one[-1] == b"changed" for one in contents(there, "photos"))
+
+
 def test_changes_while_a_bucket_is_copied_are_moved(settings: Settings) -> None:
     fill(settings)
     with open_store(settings) as store, interrupted(settings, "moving.compared"):
