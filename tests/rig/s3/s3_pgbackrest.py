@@ -75,7 +75,7 @@ class Postgres:
         return self.run("pgbackrest", "--no-config", *arguments)
 
     def sql(self, *statements: str) -> str:
-        """Run them, each in a transaction. Returns the rows, with | between columns."""
+        """Run them, each in its own transaction. Returns the rows, with | between columns."""
         commands = [f"--command={statement}" for statement in statements]
         return self.run("psql", "--no-psqlrc", "--quiet", "--tuples-only", "--no-align", *commands)
 
@@ -85,7 +85,7 @@ class Postgres:
         self.sql("UPDATE pg_database SET datistemplate = false", *(f"DROP DATABASE {name}" for name in templates))
 
     def create(self) -> None:
-        """Create its folder. Segments of its log have 1 MiB."""
+        """Create its folder. Segments of its log have 1 MiB, not 16."""
         options = (
             "--username=postgres",
             "--auth=trust",
