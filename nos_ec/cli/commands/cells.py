@@ -25,7 +25,7 @@ from nos_ec.composition.cells import (
 )
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import NosError
-from nos_ec.gateway.auth.accounts import Accounts, require_account, require_bucket
+from nos_ec.gateway.auth.accounts import Accounts, require_account, require_new_bucket
 from nos_ec.ports.metadata import ROOT_ACCOUNT, BucketRow, DirectoryRow
 from nos_ec.settings import Settings
 
@@ -104,7 +104,7 @@ def create_wide(
     """
     settings = whole_store(context(ctx).settings())
     require_account(owner)
-    require_bucket(bucket)
+    require_new_bucket(bucket)
     chosen = tuple(slices.split(",")) if slices else slices_by_weight(settings)
     with open_cells(settings, SystemClock()) as cells:
         row = cells.claim_wide(bucket, owner, chosen)

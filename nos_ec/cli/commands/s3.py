@@ -21,7 +21,15 @@ from nos_ec.cli.terminal.output import emit, out
 from nos_ec.composition.cells import open_cells
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.engine.texts import when
-from nos_ec.gateway.auth.accounts import SECRET_CHARS_MAX, Accounts, NewKey, rights_of, words_of
+from nos_ec.gateway.auth.accounts import (
+    SECRET_CHARS_MAX,
+    Accounts,
+    NewKey,
+    require_account,
+    require_new_bucket,
+    rights_of,
+    words_of,
+)
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.auth.key_service import find_key_service
 from nos_ec.gateway.auth.master_keys import find_master_keys
@@ -181,6 +189,8 @@ def bucket_create(
     as_json: AsJson = False,
 ) -> None:
     """Create a private bucket. Does nothing if its owner already has it."""
+    require_account(owner)
+    require_new_bucket(bucket)
     with _accounts_of_bucket(ctx, bucket, owner) as accounts:
         row = accounts.create_bucket(bucket, owner)
     emit(_bucket(row, {}), as_json, lambda: out.print(f"bucket {row.name} belongs to {row.owner}", markup=False))

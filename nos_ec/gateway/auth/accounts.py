@@ -11,13 +11,15 @@ from itertools import groupby
 from typing import Protocol
 
 from nos_ec.core.errors import ConfigError, InvalidInput, Moved, NotFound
-from nos_ec.core.ids import BUCKET_BYTES_MAX, RESERVED_BUCKET
+from nos_ec.core.ids import RESERVED_BUCKET
 from nos_ec.core.quotas.quota import account_of
 from nos_ec.gateway.auth.key_ring import is_of_ring
 from nos_ec.gateway.auth.sealed_secrets import NONCE_BYTES, MasterKeys
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import AccessKey, AccessKeys, BucketRow, Buckets, BucketState, CannedAcl, KeyState, Rights
 from nos_ec.ports.metadata.buckets import NOTE_BYTES_MAX
+from nos_ec.s3.errors import S3Error
+from nos_ec.s3.names import check_new_bucket
 
 ACCESS_KEY_CHARS = 20
 SECRET_CHARS = 40
@@ -161,7 +163,7 @@ class Accounts:
         """Create a private bucket of this account, or return the existing one unchanged if the account owns it. Raises
         InvalidInput, Transient."""
         require_account(owner)
-        require_bucket(name)
+        require_new_bucket(name)
         self._changed.create_bucket(name, owner, CannedAcl.PRIVATE, self._clock.now_ms())
         row = self._changed.bucket(name)
         if row is None or row.owner != owner:
@@ -242,10 +244,12 @@ def require_account(account: str) -> None:
         raise InvalidInput(f"{account!r} is not a valid account: use 1 to 64 letters, digits and any of . _ @ + -")
 
 
-def require_bucket(name: str) -> None:
-    """Raise InvalidInput if this cannot be the name of a bucket."""
-    if not 1 <= len(name.encode()) <= BUCKET_BYTES_MAX or "/" in name or name.startswith(RESERVED_BUCKET):
-        raise InvalidInput(f"{name!r} cannot be the name of a bucket")
+def require_new_bucket(name: str) -> None:
+    """Raise InvalidInput unless S3 clients, too, may create a bucket with this name."""
+    try:
+        check_new_bucket(name)
+    except S3Error as error:
+        raise InvalidInput(f"{name!r} cannot be the name of a bucket. {error.message}") from error
 
 
 def rights_of(text: str) -> Rights:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
 from nos_ec.cli.app import run
+from nos_ec.cli.commands.cell_moves import open_directory
 from nos_ec.composition.cells import begin_entering, open_home
 from nos_ec.composition.ownership import CELL_NOTE
 from nos_ec.composition.wiring import open_system
@@ -204,6 +205,11 @@ def test_object_commands(tmp_path: Path, settings: Settings, capsys: pytest.Capt
     cells = json.loads(call("cells", "list", "--json"))["cells"]
     assert sum(cell["buckets"] for cell in cells) == len(NAMES)
     assert "has the directory" in call("cells", "list")
+    call("s3", "bucket", "create", "Made", "--owner", "ann", code=2)
+    call("s3", "bucket", "create", "made", "--owner", "a b", code=2)
+    with open_directory(settings) as directory:
+        taken = [directory.metadata.directory_row(name) for name in ("Made", "made")]
+        assert taken == [None, None], "no name is taken for good"
     call("s3", "bucket", "create", "made", "--owner", "ann")
     call("s3", "bucket", "give", "made", "bob")
     call("s3", "grant", "made", "ann", "read")

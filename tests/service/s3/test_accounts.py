@@ -154,8 +154,8 @@ def test_buckets_and_grants(cli: Cli, tmp_path: Path) -> None:
         assert "does not exist" in refused(cli, 4, *words)
     assert "is not a valid account" in refused(cli, 2, "bucket", "give", "photos", "a b")
     assert "is not a right" in refused(cli, 2, "grant", "photos", "bob", "read,fly")
-    for wrong in ("", "a/b", ".nos_ec", "x" * 256):
-        refused(cli, 2, "bucket", "create", wrong)
+    for wrong in ("", "a/b", ".nos_ec", "x" * 256, "ab", "Abc", "a_b", "xn--abc"):
+        assert "has 3 to 63 lower-case letters" in refused(cli, 2, "bucket", "create", wrong)
 
 
 @pytest.mark.usefixtures("master")

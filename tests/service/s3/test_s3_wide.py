@@ -470,6 +470,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "belongs to ann" in call("cells", "create-wide", "wide", "--slices", "b,c,c", code=2)
     assert "for good" in call("cells", "create-wide", "wide", "--slices", "b,c", code=2)
     assert "a, b, c" in call("cells", "create-wide", "even")
+    assert "has 3 to 63 lower-case letters" in call("cells", "create-wide", "no_dns", code=2)
     counted = {one["cell"]: one["wide_buckets"] for one in json.loads(call("cells", "list", "--json"))["cells"]}
     assert counted == {"a": 1, "b": 2, "c": 2}
     assert call("cells", "list").splitlines()[1].split()[:4] == ["a", "1", "0", "1"]
