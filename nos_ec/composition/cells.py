@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import gcd
 from random import Random
@@ -488,6 +488,33 @@ def open_home(
     by weight. Raises NotFound, InvalidInput for all objects of a wide bucket, ConfigError, Transient."""
     if not settings.cells:
         return open_system(settings)
+    row, ids = _placed(settings, bucket, creates=creates, preferred=preferred)
+    if row.slices and name is None:
+        cells = " and ".join(f"--cell {cell}" for cell in row.cells)
+        raise InvalidInput(f"{bucket} is a wide bucket, and this command is about one cell: run it with {cells}")
+    return _open_known(settings, row.home if name is None else row.cell_of(name), ids)
+
+
+@contextmanager
+def open_places(
+    settings: Settings, bucket: str, preferred: str | None = None
+) -> Iterator[tuple[dict[str | None, System], Callable[[str], str | None]]]:
+    """Open all cells that hold objects of a bucket, and yield them by name, with a function from the name of an object
+    to that of its cell; a store without cells has the name None. The bucket gets a home if it has none, because objects
+    will be put into it: `preferred`, else one by weight. Raises ConfigError, Transient."""
+    if not settings.cells:
+        with open_system(settings) as system:
+            yield {None: system}, lambda _: None
+        return
+    row, ids = _placed(settings, bucket, creates=True, preferred=preferred)
+    with ExitStack() as stack:
+        yield {cell: stack.enter_context(_open_known(settings, cell, ids)) for cell in row.cells}, row.cell_of
+
+
+def _placed(
+    settings: Settings, bucket: str, *, creates: bool, preferred: str | None
+) -> tuple[DirectoryRow, dict[str, str]]:
+    """Return the row of a bucket in the directory, and the ids of all cells. See `open_home`."""
     assert settings.store.directory is not None
     with open_system(settings.of_cell(settings.store.directory)) as first:
         ids = known_cells(first)
@@ -499,12 +526,7 @@ def open_home(
         if row is None:
             home = preferred or _choose(settings, ids)
             row = first.metadata.claim_home(bucket, ROOT_ACCOUNT, home, first.clock.now_ms())
-    if row.slices and name is None:
-        if creates:
-            raise InvalidInput(f"{bucket} is a wide bucket, and this command stores into one cell: put one by one")
-        cells = " and ".join(f"--cell {cell}" for cell in row.cells)
-        raise InvalidInput(f"{bucket} is a wide bucket, and this command is about one cell: run it with {cells}")
-    return _open_known(settings, row.home if name is None else row.cell_of(name), ids)
+    return row, ids
 
 
 def grouped_by_cell(settings: Settings, keys: Sequence[ObjectKey]) -> list[list[ObjectKey]]:

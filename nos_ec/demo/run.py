@@ -250,7 +250,8 @@ class Demo:
                 objects.put_all(pairs, on_file)
         else:
             with open_system(self._settings) as gateway:
-                load_tree(gateway.client.store(), pairs, on_file)
+                store = gateway.client.store()
+                load_tree(lambda _: store, pairs, on_file)
 
     def _read_by_s3(self, access: Access, files: Sequence[SourceFile]) -> None:
         paths, reads = {file.key: file for file in files}, 0

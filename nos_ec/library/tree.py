@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import FileIO
@@ -27,7 +28,7 @@ class Loaded:
 
 
 def load_tree(
-    store: Store,
+    store_of: Callable[[ObjectKey], Store],
     files: Iterable[tuple[ObjectKey, Path]],
     on_file: Callable[[int], object],
     on_problem: Callable[[Path, str], object] | None = None,
@@ -35,13 +36,14 @@ def load_tree(
 ) -> Loaded:
     """PUT every file, and call `on_file` with its size in bytes when it is durable.
 
-    on_problem: called with the path of each file that cannot be read, and the reason. Without it, the first such file
-    raises InvalidInput. on_changed: called with the path of each file that changed while it was read; the object has
-    the bytes as they were read. Raises NoSpace, Transient.
+    store_of: returns the store of an object. The objects of a wide bucket are in several stores. on_problem: called
+    with the path of each file that cannot be read, and the reason. Without it, the first such file raises InvalidInput.
+    on_changed: called with the path of each file that changed while it was read; the object has the bytes as they were
+    read. Raises NoSpace, Transient.
 
-    Keeps one batch of at most BATCH_BYTES_MAX plus one small object in memory, or one block of a large object.
+    Keeps batches of at most BATCH_BYTES_MAX in all plus one small object in memory, or one block of a large object.
     """
-    return _Load(store, on_file, on_problem, on_changed).run(files)
+    return _Load(store_of, on_file, on_problem, on_changed).run(files)
 
 
 class _SourceFailed(InvalidInput):
@@ -91,18 +93,18 @@ class _Load:
 
     def __init__(
         self,
-        store: Store,
+        store_of: Callable[[ObjectKey], Store],
         on_file: Callable[[int], object],
         on_problem: Callable[[Path, str], object] | None,
         on_changed: Callable[[Path], object],
     ) -> None:
-        self._store = store
+        self._store_of = store_of
         self._on_file = on_file
         self._on_problem = on_problem
         self._on_changed = on_changed
         self._loaded = Loaded()
-        self._batch: list[tuple[ObjectKey, bytes]] = []
-        self._batch_bytes = 0
+        self._batches: defaultdict[Store, list[tuple[ObjectKey, bytes]]] = defaultdict(list)
+        self._batch_objects = self._batch_bytes = 0
 
     def run(self, files: Iterable[tuple[ObjectKey, Path]]) -> Loaded:
         for key, path in files:
@@ -121,23 +123,25 @@ class _Load:
         return self._loaded
 
     def _load_file(self, key: ObjectKey, file: _SourceFile) -> None:
-        data = read_up_to(file, self._store.packed_size_max + 1)
-        if len(data) > self._store.packed_size_max:
+        store = self._store_of(key)
+        data = read_up_to(file, store.packed_size_max + 1)
+        if len(data) > store.packed_size_max:
             file.rewind()
-            self._count(self._store.put(key, file).size)
+            self._count(store.put(key, file).size)
             return
-        self._batch.append((key, data))
+        self._batches[store].append((key, data))
+        self._batch_objects += 1
         self._batch_bytes += len(data)
-        if len(self._batch) >= BATCH_OBJECTS_MAX or self._batch_bytes >= BATCH_BYTES_MAX:
+        if self._batch_objects >= BATCH_OBJECTS_MAX or self._batch_bytes >= BATCH_BYTES_MAX:
             self._flush()
 
     def _flush(self) -> None:
-        if self._batch:
-            self._store.put_many(self._batch)
-        for _, data in self._batch:
-            self._count(len(data))
-        self._batch.clear()
-        self._batch_bytes = 0
+        for store, batch in self._batches.items():
+            store.put_many(batch)
+            for _, data in batch:
+                self._count(len(data))
+        self._batches.clear()
+        self._batch_objects = self._batch_bytes = 0
 
     def _count(self, size: int) -> None:
         self._loaded.objects += 1

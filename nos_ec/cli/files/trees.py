@@ -49,10 +49,10 @@ def put_tree(ctx: typer.Context, target: str, folder: Path, as_json: bool) -> No
             except InvalidInput as error:
                 counter.problem(str(path), str(error))
 
-    home = context(ctx).home(bucket, creates=True)
-    with home as system, counter.reporting_totals(f"under {bucket}/{prefix}"), progress() as bar:
+    places = context(ctx).places(bucket)
+    with places as store_of, counter.reporting_totals(f"under {bucket}/{prefix}"), progress() as bar:
         load_tree(
-            system.client.store(),
+            store_of,
             pairs(),
             counting(bar, "put", counter),
             lambda path, reason: counter.problem(str(path), reason),

@@ -12,8 +12,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from nos_ec.core.ids import ObjectKey
 
 if TYPE_CHECKING:
     from nos_ec.composition.wiring import System
+    from nos_ec.engine.objects.store import Store
     from nos_ec.settings import Settings
 
 CONFIG_VARIABLE = "NOS_EC_CONFIG"
@@ -117,6 +118,19 @@ class Context:
             system.__exit__()
             raise
         return system
+
+    @contextmanager
+    def places(self, bucket: str) -> Iterator[Callable[[ObjectKey], Store]]:
+        """Open what holds a bucket, into which objects will be put, and yield what returns the store of an object: of a
+        wide bucket, there is one in each of its cells. Raises InvalidInput if a cell was given that does not hold all
+        of it, ConfigError, Transient."""
+        from nos_ec.composition.cells import open_places
+
+        with open_places(self.whole(), bucket, self.cell) as (systems, cell_of):
+            for cell in systems:
+                self.require_home(bucket, cell)
+            stores = {cell: system.client.store() for cell, system in systems.items()}
+            yield lambda key: stores[cell_of(key.name)]
 
     def grouped(self, keys: Sequence[ObjectKey]) -> list[list[ObjectKey]]:
         """Return keys in groups by cell and bucket. Raises ConfigError, Transient."""

@@ -481,8 +481,17 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call("get", f"wide/{KEYS[0]}", "-o", str(tmp_path / "copy"))
     assert "--cell b and --cell c" in call("ls", "wide", code=2)
     assert len(call("--cell", "b", "ls", "wide").split() + call("--cell", "c", "ls", "wide").split()) == len(KEYS)
-    assert "put one by one" in call("put", "-r", "wide", str(tmp_path), code=2)
-    assert "put one by one" in call("--cell", "b", "put", "-r", "wide", str(tmp_path), code=2)
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(20):
+        (files / str(number)).write_bytes(bytes(100_000 if number % 5 else number))
+    assert "leave out --cell" in call("--cell", "b", "put", "-r", "wide", str(files), code=2)
+    assert json.loads(call("put", "-r", "wide/d", str(files), "--json"))["objects"] == 20
+    listed = [call("--cell", name, "ls", "wide/d/").split() for name in "bc"]
+    assert sorted(name for names in listed for name in names) == sorted(f"wide/d/{number}" for number in range(20))
+    assert all(listed)
+    for number in (3, 5):
+        assert json.loads(call("stat", f"wide/d/{number}", "--json"))["size"] == (100_000 if number % 5 else number)
     call("s3", "grant", "wide", "bob", "read")
     call("s3", "bucket", "give", "wide", "cid")
     settings = load_settings(config, {})
