@@ -1,4 +1,4 @@
-"""The runbooks of docs/RUNBOOKS.md for the embedded store, run command by command."""
+"""The runbooks of docs/RUNBOOKS.md for the embedded store, and the example of docs/CELLS.md, run command by command."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.timed
 def test_the_runbook_works(section: str, environment: dict[str, str]) -> None:
     run_section(SECTIONS[section], REPOSITORY, environment)
+
+
+@pytest.mark.timed
+def test_the_example_of_two_cells_works(tmp_path: Path) -> None:
+    given = {name: value for name, value in os.environ.items() if not name.startswith("NOS_EC_")}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run_section(sections("embedded", "CELLS.md")["Try it"], tmp_path, given | {"PATH": path})
 
 
 def test_the_important_runbooks_are_among_them() -> None:
