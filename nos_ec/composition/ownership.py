@@ -33,8 +33,9 @@ NEW_METADATA = (
 
 def open_other_cell(settings: Settings, own: Notes) -> Metadata:
     """Open the metadata of another cell for a process of the cell that has `own`, which reads there and changes
-    nothing. A read-only server, whose data may be old, is refused. Raises ConfigError unless it is the cell of that
-    name of the same store, also if its database was rebuilt and the directory has not been told, and Transient."""
+    nothing but the homes in the directory. A read-only server, whose data may be old, is refused. Raises ConfigError
+    unless it is the cell of that name of the same store, also if its database was rebuilt and the directory has not
+    been told, and Transient."""
     with settings_named(settings.store.url_setting):
         opened = open_metadata(settings.store.url())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 
 from nos_ec.composition.adapters import Adapters
@@ -29,7 +30,7 @@ from nos_ec.engine.read_threads import ReadThreads
 from nos_ec.engine.space_reserve import PACKING_RESERVES
 from nos_ec.engine.upkeep.housekeeping import Housekeeping
 from nos_ec.engine.upkeep.lock_clock import LockClock
-from nos_ec.engine.upkeep.move_recovery import MoveRecovery
+from nos_ec.engine.upkeep.move_recovery import MoveCells, MoveRecovery
 from nos_ec.engine.upkeep.reaper import BATCH_OBJECTS, Reaper
 from nos_ec.engine.upkeep.recovery import Recovery
 from nos_ec.engine.upkeep.verifier import LATE_S, LATE_S_AFTER_FAILURE, READS_MAX
@@ -87,7 +88,7 @@ class WorkerSide:
         survey = Survey(metadata, clock, rng) if settings.gc.streams > 1 else None
         headers = HeaderSurvey(metadata, blocks, clock, rng)
         lock_clock = LockClock(metadata, clock, perf_counter)
-        moves = None if settings.cell is None else MoveRecovery(metadata, clock)
+        moves = None if settings.cell is None else self.move_recovery()
         others = survey, headers, lock_clock, moves
         fenced = adapters.events().record_lost
         if medium is None:
@@ -100,6 +101,21 @@ class WorkerSide:
         trimmer = Trimmer(metadata, medium, clock, trail)
         forward = self._copy_forward(medium) if settings.landing.mode == "log" else None
         return Housekeeping(recovery, reaper, clock, wait_ms, trimmer, forward, *others)
+
+    def move_recovery(self) -> MoveRecovery:
+        """Return what makes this cell serve buckets whose movers have died."""
+        adapters, whole = self._adapters, self._adapters.settings.whole
+        cell, home = adapters.settings.cell, whole.store.directory
+        assert cell is not None, "a store without cells has no moves"
+        assert home is not None
+        metadata, others = adapters.metadata, self._other_cells()
+        directory = (lambda: metadata) if home == cell else partial(others.metadata_of, home)
+        return MoveRecovery(metadata, adapters.clock, MoveCells(cell, others.metadata_of, directory))
+
+    def _other_cells(self) -> _OtherCells:
+        opened = _OtherCells(self._adapters)
+        self._adapters.stack.callback(opened.close)
+        return opened
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
@@ -115,9 +131,7 @@ class WorkerSide:
         adapters, cell = self._adapters, self._adapters.settings.cell
         others = None
         if cell is not None:
-            opened = _OtherDocuments(adapters)
-            adapters.stack.callback(opened.close)
-            others = OtherCells(cell, opened.documents_in)
+            others = OtherCells(cell, self._other_cells().metadata_of)
         return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, adapters.settings.trash.keep_ms, others)
 
     def publisher(self) -> MessagePublisher:
@@ -137,9 +151,9 @@ class WorkerSide:
         return self._adapters.messages.get().progress(f"{name}-progress")
 
 
-class _OtherDocuments:
-    """The documents of buckets in the other cells of the store. Opens the metadata of a cell when it is first needed.
-    Belongs to one thread."""
+class _OtherCells:
+    """The metadata of the other cells of the store. Opens that of a cell when it is first needed. Belongs to one
+    thread."""
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
@@ -147,9 +161,9 @@ class _OtherDocuments:
         self._failed: dict[str, tuple[str, int]] = {}
         """Why a cell could not be opened, and when that is tried again."""
 
-    def documents_in(self, cell: str) -> Metadata:
-        """Return the metadata of a cell, to read documents. Raises Transient, for OTHER_CELL_WAIT_MS after a failure,
-        because each attempt may take seconds."""
+    def metadata_of(self, cell: str) -> Metadata:
+        """Return the metadata of a cell. Raises Transient, for OTHER_CELL_WAIT_MS after a failure, because each attempt
+        may take seconds."""
         adapters = self._adapters
         if (opened := self._opened.get(cell)) is not None:
             return opened
@@ -159,7 +173,7 @@ class _OtherDocuments:
         try:
             opened = open_other_cell(adapters.settings.whole.of_cell(cell), adapters.metadata)
         except NosError as error:
-            why = f"the documents in cell {cell} cannot be read: {error}"
+            why = f"cell {cell} cannot be read: {error}"
             self._failed[cell] = why, now_ms + OTHER_CELL_WAIT_MS
             raise Transient(why) from error
         return self._opened.setdefault(cell, opened)

@@ -12,8 +12,9 @@
   5. The directory says that the target is the home, and the target is HERE: it serves the bucket.
 
 Whatever is killed, and whenever: before step 4 the source has everything, and after it the target. Moving the bucket
-again continues. Meanwhile, if the mover died before step 4, the daemons of the source let the bucket take changes again
-(`upkeep/move_recovery.py`). So at no time do two cells change, or let users read, the same bucket.
+again continues. Meanwhile, if the mover died before step 4, the daemons of the source let the bucket take changes
+again, and if it died after that, those of the target do what step 5 says (`upkeep/move_recovery.py`). So at no time do
+two cells change, or let users read, the same bucket.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Housekeeping:
                 if self._moves is not None:
                     try:
                         self._moves.run_once()
-                    except Transient as error:
+                    except NosError as error:
                         _log.warning("moves of buckets not checked; trying again", error=str(error))
                 if isinstance(recovered, Exception):
                     failure = failure or recovered

@@ -1,4 +1,8 @@
-"""Lets a bucket take changes again after its mover has died (docs/adr/0066).
+"""Makes cells serve buckets again whose mover has died (docs/adr/0066).
+
+Before its move, a bucket takes changes again in its old cell. If the mover has died after that, during the few
+statements in which no cell serves the bucket, the new cell serves it. What was written into the log of changed names is
+forgotten.
 
 A mover holds a lease in both cells. Only this tells other processes that it lives; no change of a bucket depends on it.
 If a process is taken for dead too early, because it was paused or a clock was changed, it finds that the state of the
@@ -7,27 +11,39 @@ bucket is no longer the one that it has set, and begins again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from nos_ec.core.errors import Conflict, Transient
+from nos_ec.core.errors import Conflict, NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.clock import Clock, waits
-from nos_ec.ports.metadata import Leases, MoveRow, Moves, MoveState
+from nos_ec.ports.metadata import Directory, Leases, MoveRow, Moves, MoveState
 
 _log = structlog.get_logger(__name__)
 
 CHECK_WAIT_MS = 10_000
 """How often moves are checked. This costs a query while there are no moves."""
+FORGOTTEN_MAX = 10_000
+"""How many changed names are forgotten at most each time."""
 _LEASES = "move-"
 _PAGE = 1000
+_ALL = (1 << 63) - 1
 
 
 class MovesMetadata(Moves, Leases, Protocol):
     """The parts of the metadata that know about movers."""
+
+
+class MoveCells(NamedTuple):
+    """The cells of a store, as `cell` sees them. `moves_in` returns the states of buckets in another cell, `directory`
+    the directory; both raise Transient while that cell cannot be reached."""
+
+    cell: str
+    moves_in: Callable[[str], Moves]
+    directory: Callable[[], Directory]
 
 
 def mover_lease(mover: int) -> str:
@@ -62,35 +78,96 @@ def stalled_moves(metadata: MovesMetadata) -> list[MoveRow]:
 class MoveRecovery:
     """Gives buckets back to their programs. Several processes may do so at once. Belongs to one thread."""
 
-    def __init__(self, metadata: MovesMetadata, clock: Clock) -> None:
+    def __init__(self, metadata: MovesMetadata, clock: Clock, others: MoveCells) -> None:
         self._metadata = metadata
         self._clock = clock
+        self._others = others
         self._next_ms = 0
+        self._failures: dict[str, str] = {}
+        """Why the last attempt to serve a bucket has failed."""
 
     def run_once(self) -> int:
-        """Make the cell serve the buckets again that dead movers have left LEAVING or CLOSED in it, unless that was
-        tried less than CHECK_WAIT_MS ago. Returns how many there were. Raises Transient."""
+        """Make the cell serve the buckets again that dead movers have left LEAVING or CLOSED in it, and those that are
+        ARRIVING and GONE from the other cell. Forget the names that dead movers have left in the log, up to
+        FORGOTTEN_MAX. Does nothing if that was tried less than CHECK_WAIT_MS ago. Returns how many buckets are served
+        again. Raises Transient."""
         now_ms = self._clock.now_ms()
         if waits(self._next_ms, now_ms, CHECK_WAIT_MS):
             return 0
         self._next_ms = now_ms + CHECK_WAIT_MS
-        return sum(self._serve(row) for row in stalled_moves(self._metadata))
+        served = sum(self._try_to_serve(row) for row in stalled_moves(self._metadata))
+        self._forget_changes()
+        return served
+
+    def _try_to_serve(self, row: MoveRow) -> bool:
+        try:
+            served = self._serve(row)
+        except Conflict:
+            served = False  # another process was faster, or the mover lives
+        except NosError as error:
+            if self._failures.get(row.bucket) != str(error):
+                _log.warning(
+                    "a bucket whose mover died stays as it is; trying again", bucket=row.bucket, error=str(error)
+                )
+            self._failures[row.bucket] = str(error)
+            return False
+        self._failures.pop(row.bucket, None)
+        return served
 
     def _serve(self, row: MoveRow) -> bool:
-        if row.state not in (MoveState.LEAVING, MoveState.CLOSED):
-            return False
+        match row.state:
+            case MoveState.LEAVING | MoveState.CLOSED:
+                self._serve_again(row)
+            case MoveState.ARRIVING if self._has_left(row):
+                self._serve_moved(row)
+            case _:
+                return False
+        return True
+
+    def _has_left(self, row: MoveRow) -> bool:
+        """Return whether the other cell has made the move of a bucket that is ARRIVING. The copies are complete then,
+        and no mover changes them any more."""
+        left = self._others.moves_in(row.other).move_row(row.bucket)
+        return left is not None and (left.state, left.other, left.number) == (
+            MoveState.GONE,
+            self._others.cell,
+            row.number,
+        )
+
+    def _serve_moved(self, row: MoveRow) -> None:
+        """Do what a mover does after the moment of the move, until this cell serves the bucket."""
+        self._others.directory().move_home(row.bucket, self._others.cell, row.number)
+        kill_point("moves.home_changed")
+        self._metadata.set_move(replace(row, state=MoveState.HERE, since_ms=self._clock.now_ms()), row)
+        kill_point("moves.served_moved")
+        _log.warning(
+            "a bucket is served by its new cell, although the process that moved it died; repeat the command, which"
+            " removes what the old cell still has of the bucket",
+            bucket=row.bucket,
+            left=row.other,
+        )
+
+    def _serve_again(self, row: MoveRow) -> None:
         here = replace(row, state=MoveState.HERE, number=row.moves, since_ms=self._clock.now_ms())
-        try:
-            self._metadata.set_move(here, row)
-        except Conflict:
-            return False  # another process was faster, or the mover lives
-        except Transient as error:
-            _log.warning("a bucket whose mover died stays as it is; trying again", bucket=row.bucket, error=str(error))
-            return False
+        self._metadata.set_move(here, row)
         kill_point("moves.served_again")
         _log.warning(
             "a bucket takes changes again, because the process that moved it died; move it again",
             bucket=row.bucket,
             to=row.other,
         )
-        return True
+
+    def _forget_changes(self) -> None:
+        """Forget the changed names of buckets that are not LEAVING or CLOSED: the next mover compares all names."""
+        rest, after = FORGOTTEN_MAX, ""
+        while rest > 0 and (bucket := self._metadata.next_changed(after)) is not None:
+            row, page = self._metadata.move_row(bucket), []
+            if row is not None and row.state in (MoveState.HERE, MoveState.GONE):
+                page = self._metadata.changed_names(bucket, _ALL, min(_PAGE, rest))
+                try:
+                    self._metadata.forget_changes(row, page)
+                except Conflict:
+                    page = []  # a mover has begun
+            rest -= len(page)
+            if not page:
+                after = bucket

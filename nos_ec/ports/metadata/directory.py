@@ -177,6 +177,10 @@ class Moves(Protocol):
         """Return the greatest id of the changed names of a bucket; 0 if there are none. A transaction that has not
         ended may write down a name with a lower one."""
 
+    def next_changed(self, after: str) -> str | None:
+        """Return the first bucket after this name, in byte order, that has changed names; None if there is none. One
+        look-up."""
+
     def changed_names(self, bucket: str, last: int, limit: int) -> list[ChangedName]:
         """Return the first `limit` changes of names whose ids are at most `last`, in the order of their ids. Since the
         bucket became LEAVING, each committed change is among them until it is forgotten. If a read that follows shows a

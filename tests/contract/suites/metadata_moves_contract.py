@@ -344,6 +344,7 @@ class MovesContract:
             metadata.forget_changes(second, read)
         assert [one.name for one in metadata.changed_names("bucket", 2**63 - 1, 100)] == ["later"]
         assert [one.name for one in metadata.changed_names("other", 2**63 - 1, 100)] == ["k"]
+        assert [metadata.next_changed(after) for after in ("", "bucket", "other")] == ["bucket", "other", None]
         bench.put("k")
         assert metadata.last_change("bucket") > last
 

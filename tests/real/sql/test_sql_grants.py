@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from nos_ec.core.versions import FLOOR_MS, Versioning
 from nos_ec.engine.figures.bucket_count import count_bucket
 from nos_ec.engine.gc.control import Control, GcControl
 from nos_ec.engine.landing.log_lease import take_log_lease
-from nos_ec.engine.upkeep.move_recovery import MoveRecovery
+from nos_ec.engine.upkeep.move_recovery import MoveCells, MoveRecovery
 from nos_ec.ports.metadata import (
     AddMarker,
     CannedAcl,
@@ -50,6 +51,7 @@ from nos_ec.ports.metadata import (
     ExpireVersion,
     LandedMove,
     Lease,
+    MoveRow,
     MoveState,
     NewObject,
     PutRequest,
@@ -364,9 +366,17 @@ def learn(front: System, system: System) -> None:
 
 
 def serve_again(store: RoleStore, system: System) -> None:
-    """What a daemon of a cell does about a bucket whose mover has died. Moving it is the operator's work."""
-    store.sql(f"REPLACE INTO {store.database}.moves VALUES ('moved', 'closed', 'b', 1, 7, 5)")
-    assert MoveRecovery(system.metadata, system.clock).run_once() == 1
+    """What a daemon of a cell does about buckets whose movers have died. Moving them is the operator's work."""
+    database = store.database
+    store.sql(
+        f"REPLACE INTO {database}.moves VALUES ('moved', 'closed', 'b', 1, 7, 5), ('here', 'arriving', 'b', 1, 7, 5)",
+        f"REPLACE INTO {database}.directory (bucket, home, owner, created_ms) VALUES ('here', 'b', 'ann', 5)",
+        f"INSERT INTO {database}.changed_names (bucket, name) VALUES ('moved', 'n')",
+    )
+    source: Any = SimpleNamespace(move_row=lambda bucket: MoveRow(bucket, MoveState.GONE, "a", 1, 7, 5))
+    cells = MoveCells("a", lambda _: source, lambda: system.metadata)
+    assert MoveRecovery(system.metadata, system.clock, cells).run_once() == 2
+    assert system.metadata.changed_names("moved", 2**63 - 1, 9) == []
 
 
 def look(system: System) -> None:

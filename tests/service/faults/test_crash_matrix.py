@@ -56,6 +56,7 @@ from tests.service.objects.test_moves import (
     MOVE_POINTS,
     PURGE_POINTS,
     SERVED_AGAIN_POINTS,
+    SERVED_MOVED_POINTS,
 )
 from tests.service.objects.test_trash import TRASH_POINTS
 from tests.service.packing.foreign import publish_named
@@ -958,6 +959,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             CHANGED_POINTS,
             GIVE_UP_POINTS,
             SERVED_AGAIN_POINTS,
+            SERVED_MOVED_POINTS,
             PURGE_POINTS,
         )
         for point in points

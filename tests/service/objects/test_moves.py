@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from sqlalchemy import delete, update
+from structlog.testing import capture_logs
 
 from nos_ec import InvalidInput, open_store
 from nos_ec.adapters.sql.metadata import SqlMetadata
@@ -25,6 +26,7 @@ from nos_ec.cli.app import run
 from nos_ec.cli.commands import cell_moves
 from nos_ec.cli.commands.cell_moves import _move
 from nos_ec.cli.commands.cells import fill_directory
+from nos_ec.composition import worker_side
 from nos_ec.composition.cells import open_cells, open_home
 from nos_ec.composition.client_side import ClientSide
 from nos_ec.composition.wiring import System, open_system
@@ -39,7 +41,8 @@ from nos_ec.engine.moving.bucket_mover import BucketMover
 from nos_ec.engine.moving.keys import key_of, trash_of, walk
 from nos_ec.engine.moving.version_copier import VersionCopier
 from nos_ec.engine.objects.store import Store
-from nos_ec.engine.upkeep.move_recovery import MoveRecovery, mover_lease, stalled_moves
+from nos_ec.engine.upkeep import move_recovery
+from nos_ec.engine.upkeep.move_recovery import CHECK_WAIT_MS, mover_lease, stalled_moves
 from nos_ec.monitoring.gc_samples import move_samples
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import (
@@ -64,6 +67,7 @@ from nos_ec.ports.metadata import (
 from nos_ec.settings import Settings
 from nos_ec.settings.section import DAY
 from nos_gc.assemble import gc_service
+from tests.rig.fakes.clock import SetClock
 from tests.rig.sql.sql_plans import caught
 from tests.service.conftest import Bench
 from tests.service.s3.cell_stores import cells_config, new_cells, serving_cells
@@ -102,6 +106,8 @@ CHANGED_POINTS = ["moving.names_compared", "moves.changes_forgotten.before_commi
 GIVE_UP_POINTS = ["moving.cancelled"]
 SERVED_AGAIN_POINTS = ["moves.state_set.before_commit", "moves.served_again"]
 """While a daemon lets a bucket take changes again whose mover has died."""
+SERVED_MOVED_POINTS = ["moves.home_changed", "moves.state_set.before_commit", "moves.served_moved"]
+"""While a daemon serves a bucket whose mover has died after the moment of the move."""
 PURGE_POINTS = ["moving.key_removed.before_commit", "moving.key_removed.before_commit:3", "moving.purged"]
 
 
@@ -583,10 +589,10 @@ def let_die(settings: Settings, number: int = 7) -> None:
                 assert system.metadata.fence_lease(lease, lease.expires_ms)
 
 
-def recover(settings: Settings) -> int:
-    """What the daemons of cell a do about moves. Returns how many buckets they let be changed again."""
-    with open_system(settings.of_cell("a")) as system:
-        return MoveRecovery(system.metadata, system.clock).run_once()
+def recover(settings: Settings, name: str = "a") -> int:
+    """What the daemons of a cell do about moves. Returns how many buckets the cell serves again."""
+    with open_system(settings.of_cell(name)) as system:
+        return system.worker.move_recovery().run_once()
 
 
 @pytest.mark.parametrize("point", ["moving.leaving", "moving.closed"])
@@ -736,6 +742,110 @@ def test_a_mover_that_continues_after_another_one_has_finished(settings: Setting
         assert stalled_moves(here.metadata) == stalled_moves(there.metadata) == []
     with open_store(settings) as store:
         assert store.get("photos/plain") == b"later"
+
+
+@pytest.mark.parametrize("point", ["moving.gone", "moving.home_changed"])
+def test_a_bucket_that_has_moved_is_served_when_its_mover_has_died(settings: Settings, point: str) -> None:
+    before = fill(settings)
+    with interrupted(settings, point) as mover:
+        with mover._target.new_lease(mover_lease(7)):
+            assert recover(settings, "b") == 0, "it lives"
+        assert recover(settings, "a") == 0, "only the new cell may serve it"
+        assert [recover(settings, "b") for _ in range(2)] == [1, 0]
+    assert home_of(settings) == "b"
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+        assert stalled_moves(there.metadata) == []
+    with open_store(settings) as store:
+        store.put("photos/plain", b"later")
+    with cell(settings, "a") as here:
+        assert [row.state for row in stalled_moves(here.metadata)] == [MoveState.GONE], "the command removes its row"
+    move(settings, "b")
+    with cell(settings, "a") as here:
+        assert stalled_moves(here.metadata) == []
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"later"
+
+
+@pytest.mark.parametrize("point", ["moving.gone", "moving.home_changed"])
+def test_a_mover_that_was_paused_after_the_move_goes_on(settings: Settings, point: str) -> None:
+    fill(settings)
+
+    def meanwhile() -> None:
+        end_leases(settings)
+        assert recover(settings, "b") == 1
+        with open_store(settings) as store:
+            store.put("photos/plain", b"later")
+
+    with paused(point, meanwhile) as done:
+        move(settings, "b")
+    assert done
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        states = [system.metadata.move_row("photos") for system in (here, there)]
+        assert [row.state for row in states if row is not None] == [MoveState.GONE, MoveState.HERE]
+        assert stalled_moves(here.metadata) == stalled_moves(there.metadata) == []
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"later"
+
+
+@pytest.mark.parametrize("point", ["moving.arriving", "moving.leaving", "moving.compared", "moving.closed"])
+def test_copies_are_not_served_before_the_move(settings: Settings, point: str) -> None:
+    fill(settings)
+    with interrupted(settings, point):
+        pass
+    let_die(settings)
+    assert recover(settings, "b") == 0
+    with cell(settings, "b") as there:
+        assert [row.state for row in stalled_moves(there.metadata)] == [MoveState.ARRIVING]
+    assert home_of(settings) == "a"
+
+
+def test_a_bucket_is_not_served_while_the_other_cell_is_away(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+    with interrupted(settings, "moving.gone"):
+        pass
+    let_die(settings)
+
+    def fail(*_: object) -> None:
+        raise Transient("no answer")
+
+    with open_system(settings.of_cell("b")) as system:
+        clock = SetClock(system.clock.now_ms())
+        monkeypatch.setattr(system, "clock", clock)
+        recovery = system.worker.move_recovery()
+        with pytest.MonkeyPatch.context() as patch, capture_logs() as logged:
+            patch.setattr(worker_side, "open_other_cell", fail)
+            for _ in range(2):
+                assert recovery.run_once() == 0
+                clock.advance(CHECK_WAIT_MS)
+        assert [line["error"] for line in logged] == ["cell a cannot be read: no answer"]
+        clock.advance(worker_side.OTHER_CELL_WAIT_MS)
+        assert recovery.run_once() == 1
+
+
+@pytest.mark.parametrize("rows_max", [1, 10_000])
+def test_names_that_a_dead_mover_has_left_are_forgotten(
+    settings: Settings, rows_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(settings)
+    monkeypatch.setattr(move_recovery, "FORGOTTEN_MAX", rows_max)
+    with interrupted(settings, "moving.compared") as mover:
+        with open_store(settings) as store:
+            for name in ("plain", "later"):
+                store.put(f"photos/{name}", b"new")
+        with mover._source.new_lease(mover_lease(7)):
+            recover(settings)
+            with cell(settings, "a") as here:
+                assert len(here.metadata.changed_names("photos", KEPT_MS, 9)) == 2, "it lives"
+    for left in (1, 0) if rows_max == 1 else (0, 0):
+        recover(settings)
+        with cell(settings, "a") as here:
+            assert len(here.metadata.changed_names("photos", KEPT_MS, 9)) == left
+    move(settings, "b")
+    with open_store(settings) as store:
+        assert [store.get(f"photos/{name}") for name in ("plain", "later")] == [b"new", b"new"]
 
 
 def lock(system: System, name: str, lock: Lock, *, bypass: bool = False) -> ObjectRow:
@@ -1349,6 +1459,30 @@ def test_kill_the_daemon_that_lets_a_bucket_take_changes_again(bench: Bench, poi
     assert done.returncode == 0, done.stderr
     with cell(settings, "b") as there:
         assert len(contents(there, "photos")) == len(before)
+
+
+@pytest.mark.parametrize("point", SERVED_MOVED_POINTS)
+def test_kill_the_daemon_that_serves_a_bucket_that_has_moved(bench: Bench, point: str) -> None:
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    before = fill(settings)
+    assert bench.run("cells", "move", "photos", "--to", "b", kill_at="moving.gone").returncode == -signal.SIGKILL
+    with open_system(settings.of_cell("b")) as system:
+        arriving = system.metadata.move_row("photos")
+    assert arriving is not None
+    let_die(settings, arriving.mover)
+    done = bench.run("--cell", "b", "consumer", "--once", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = bench.run("--cell", "b", "consumer", "--once")
+    assert done.returncode == 0, done.stderr
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
+    with open_store(settings) as store:
+        store.put("photos/plain", b"new")
+    done = bench.run("cells", "move", "photos", "--to", "b")
+    assert done.returncode == 0, done.stderr
+    with open_store(settings) as store:
+        assert store.get("photos/plain") == b"new"
 
 
 def test_a_deletion_of_many_is_refused_as_a_whole_by_the_old_cell(settings: Settings) -> None:

@@ -84,13 +84,13 @@ def _move_home(connection: Connection, bucket: str, home: str, moves: int) -> No
         return
     if known is None or known.moves != moves - 1:
         raise Conflict(f"the directory has another place of bucket {bucket} than this move expects; see `nos-ec cells`")
-    _put(connection, replace(known, home=home, moves=moves), known)
+    connection.execute(update(DIRECTORY).where(_D.bucket == bucket).values(home=home, moves=moves))
 
 
 def _put(connection: Connection, row: DirectoryRow, known: DirectoryRow | None) -> None:
-    """Write a row. Its home differs from the known one only by a move, or if one slice of a wide bucket was entered
-    before the first one. Two concurrent first ones insert the same key, so one of them fails as a duplicate and is run
-    again."""
+    """Write a row. Its home differs from the known one only by a move that its cell knows, or if one slice of a wide
+    bucket was entered before the first one. Two concurrent first ones insert the same key, so one of them fails as a
+    duplicate and is run again."""
     values: dict[str, Any] = {
         "owner": row.owner,
         "created_ms": row.created_ms,

@@ -51,6 +51,12 @@ CHANGED = (
     .limit(bindparam("rows_max"))
 )
 LAST_CHANGE = by_index(select(func.max(_N.change_id)), CHANGED_NAMES, "changed_names_by_bucket").where(_OF_BUCKET)
+NEXT_CHANGED = (
+    by_index(select(_N.bucket), CHANGED_NAMES, "changed_names_by_bucket")
+    .where(_N.bucket > bindparam("after", type_=_N.bucket.type))
+    .order_by(_N.bucket)
+    .limit(1)
+)
 _CHANGES = JsonRows("changes", change_id=0)
 _COUNT = update(COUNTERS).where(_C.name == NUMBER).values(value=_C.value + 1)
 
@@ -85,6 +91,10 @@ class SqlMoves(SqlPart):
     @reads
     def last_change(self, connection: Connection, bucket: str) -> int:
         return int(connection.execute(LAST_CHANGE, {"bucket": bucket}).scalar() or 0)
+
+    @reads
+    def next_changed(self, connection: Connection, after: str) -> str | None:
+        return connection.execute(NEXT_CHANGED, {"after": after}).scalar()
 
     @reads
     def changed_names(self, connection: Connection, bucket: str, last: int, limit: int) -> list[ChangedName]:
