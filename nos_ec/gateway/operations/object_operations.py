@@ -610,12 +610,14 @@ class ObjectOperations:
 
     def delete_objects(self, call: Call) -> Reply:
         """Delete up to 1,000 objects: objects without versions in one transaction, of each slice if the bucket is wide,
-        versions in several."""
+        versions in several. Raises Transient if nothing was deleted and some keys may be tried again: clients repeat a
+        request that is answered with 503, but not the keys that an answer lists."""
         assert call.access is not None
         if call.access.policy is None:
             call.require(Rights.WRITE)
         listed, quiet = documents.delete_objects(read_document(call))
         errors: list[tuple[str, str | None, S3Error]] = []
+        passing: list[Transient] = []
         plain: dict[ObjectOperations, list[ObjectKey]] = {}
         versions: dict[ObjectOperations, dict[int, DeleteVersion | AddMarker]] = {}
         done: list[answers.Deleted] = []
@@ -637,6 +639,7 @@ class ObjectOperations:
                     at._delete(key, condition)
                 done.append(answers.Deleted(one.key))
             except (S3Error, NosError) as error:
+                passing += [error] if isinstance(error, Transient) else []
                 errors.append((one.key, one.version_id, to_s3_error(error, bucket=call.bucket, key=one.key)))
         # 2. Delete the collected objects without versions. If that fails, it fails for all of a slice, unless locks
         #    protect some of them.
@@ -644,8 +647,7 @@ class ObjectOperations:
             try:
                 at._store.delete_many(keys)
             except NosError as error:
-                if isinstance(error, Transient) and len(keys) == len(listed):
-                    raise  # clients repeat a request that is answered with 503, but not the keys that an answer lists
+                passing += [error] if isinstance(error, Transient) else []
                 failure = to_s3_error(error, bucket=call.bucket)
                 undone = {key.name for key in (error.keys if isinstance(error, Locked) else keys)}
                 errors += [(one.key, None, failure) for one in done if one.key in undone]
@@ -654,11 +656,14 @@ class ObjectOperations:
         for number, answer in sorted(self._deleted_versions(versions), key=lambda one: one[0]):
             key_name, version = listed[number].key, listed[number].version_id
             if isinstance(answer, NosError):
+                passing += [answer] if isinstance(answer, Transient) else []
                 refusal = to_s3_error(_delete_error(answer, key_name), bucket=call.bucket, key=key_name)
                 errors.append((key_name, version, refusal))
             else:
                 marker = None if answer is None or answer.row is not None else id_of(answer)
                 done.append(answers.Deleted(key_name, version, marker))
+        if passing and not done:
+            raise passing[0]
         return xml(answers.deleted(done, errors, quiet=quiet))
 
     def _deleted_versions(
