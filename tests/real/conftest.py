@@ -1,4 +1,5 @@
-"""Real servers, started through the scripts of deploy/dev once a session, and stopped at its end.
+"""Real servers, started through the scripts of deploy/dev when a process first needs them, and stopped after its last
+test of tests/real: the idle daemons of Ceph alone take a tenth of a core.
 
 A test that needs a server that cannot be had is skipped with the reason, or fails when REQUIRE_REAL=1.
 """
@@ -102,12 +103,12 @@ def run_server(name: str, folder: Path) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from run_server("mariadb", tmp_path_factory.mktemp("mariadb"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """Its controller waits for it as long as a cluster's would, so that it survives a stall of the machine. It creates
     topics that a client looks up, as Kafka does by default."""
@@ -117,7 +118,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     yield from run("kafka", folder, NOS_EC_DEV_KAFKA_PROPERTIES=str(properties))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mysql_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from run_server("mysql", tmp_path_factory.mktemp("mysql"))
 
@@ -130,16 +131,16 @@ def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer
 
 @pytest.fixture
 def durable_mysql(tmp_path: Path) -> Iterator[DevServer]:
-    """One that may be killed: the session's server would lose its last commits."""
+    """One that may be killed: the shared server would lose its last commits."""
     yield from run("mysql", tmp_path, fast=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     yield from run("ceph", tmp_path_factory.mktemp("ceph"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ceph(ceph_server: DevServer) -> Iterator[CephCluster]:
     cluster = CephCluster(Path(ceph_server.url), SCRIPTS / "ceph.sh")
     yield cluster
@@ -182,7 +183,7 @@ def xfail_unless_pages_are_read(ceph: CephCluster, request: pytest.FixtureReques
         request.applymarker(pytest.mark.xfail(strict=True, reason="this Ceph or pool reads more than is asked for"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def with_promtool() -> None:
     """Prometheus' programs are installed."""
     or_skip(promtool)

@@ -60,7 +60,7 @@ _numbers = itertools.count()
 
 
 class KafkaHarness:
-    """A new topic on the session's broker. letters: settings of a dead-letter topic that exists before."""
+    """A new topic on the shared broker. letters: settings of a dead-letter topic that exists before."""
 
     partitions = PARTITIONS
     session_ms = SESSION_MS

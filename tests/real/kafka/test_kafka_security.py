@@ -35,7 +35,7 @@ user_nos-ec="{password}";
 
 @pytest.fixture(scope="module")
 def topic(kafka: DevServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaTopic]:
-    """On a broker with such a listener, as `[kafka.options]` would describe it. After the session's own, which sees to
+    """On a broker with such a listener, as `[kafka.options]` would describe it. After the shared one, which sees to
     it that Java is installed."""
     assert kafka.url
     for topic, _ in secure_topic(tmp_path_factory.mktemp("kafka")):

@@ -75,7 +75,7 @@ def test_all_modules_are_compiled_once_before_the_tests(tmp_path: Path) -> None:
     ran = run_parts(tmp_path)
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == ["WORKERS=0 -q --collect-only", "WORKERS= --durations=40 --durations-min=5"]
-    assert ran.stdout.count(CLOSING) == 2, "that of the tests, and again at the end"
+    assert ran.stdout.count(CLOSING) == 2, "once from the tests, and again at the end"
 
 
 @pytest.mark.parametrize(("whole", "turn"), [("0", " 7"), ("1", "")])

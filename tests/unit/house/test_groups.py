@@ -15,6 +15,12 @@ def test_each_folder_of_tests_on_real_servers_is_a_group() -> None:
     assert {path.parent.name for path in REAL.rglob("test_*.py")} == set(GROUPS)
 
 
+def test_servers_stop_after_the_last_test_that_may_need_them() -> None:
+    """A server of the whole session would run until the last unit test has ended."""
+    assert (REAL / "__init__.py").exists()
+    assert [path.name for path in REAL.rglob("*.py") if 'scope="session"' in path.read_text()] == []
+
+
 @pytest.mark.parametrize("group", sorted({*GROUPS} - {"ceph", "faults", "stack"}))
 def test_only_the_tests_that_share_it_start_ceph(group: str) -> None:
     asking = [path.name for path in (REAL / group).glob("*.py") if "ceph: CephCluster" in path.read_text()]

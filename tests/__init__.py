@@ -1,0 +1,1 @@
+"""All suites, and the rig that they share. CONTRIBUTING.md describes them."""
