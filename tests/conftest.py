@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from hypothesis import HealthCheck, settings
 from tests.rig.sampling import IS_WHOLE, TURN, of_other_turns
 from tests.rig.sql.compiled_statements import share_compiled_statements
 
-# Both measure the machine: by itself an example may take 200 ms, and ten of them may be made in a second.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The limits that are left out measure the machine: by itself an example may take 200 ms, and ten of them may be made in
+# a second. A run of a part has the same examples each time: a merge must not be refused for what it did not change.
+settings.register_profile("busy", derandomize=not IS_WHOLE, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 share_compiled_statements()
@@ -29,6 +31,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # With it, Python would pass on at once what a program forgets to flush.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# A shell's background job ignores SIGINT, and so would the programs that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 2 << 30
