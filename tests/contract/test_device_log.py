@@ -20,6 +20,7 @@ from nos_ec.core.ids import SegmentId
 from nos_ec.ports.segment_medium import DeviceStates, SegmentMedium
 from tests.contract.suites.segment_medium_contract import SegmentMediumContract, new_segment
 from tests.rig.device_log_work import STORE, batch
+from tests.rig.open_files import open_files
 
 OTHER_STORE = "ff" * 16
 SLOT = 256 << 10
@@ -542,10 +543,10 @@ def test_looking_for_a_lost_device_again_and_again_leaves_no_files_open(
         with monkeypatch.context() as patched:
             broken(patched, paths[0], ("write",))
             log.probe()
-            before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+            before = open_files(tmp_path)
             for _ in range(10):
                 log.probe()
-            assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+            assert open_files(tmp_path) == before
         log.probe()
         assert log.free_bytes() == 2 * SLOTS * (SLOT - 4096)
 

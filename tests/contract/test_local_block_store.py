@@ -28,6 +28,7 @@ from nos_ec.core.geometry import PAGE, Geometry
 from nos_ec.core.ids import BlockId
 from nos_ec.ports.block_store import BlockStore
 from tests.contract.suites.block_store_contract import BlockStoreContract, new_block_id
+from tests.rig.open_files import open_files
 from tests.rig.small_disk import small_disk
 
 SMALL = Geometry(k=8, m=3, chunk_size=16 * 1024, stripes_per_block=8, stripes_per_group_max=4)
@@ -469,11 +470,8 @@ def test_degraded_reads_by_many_threads(root: Path, blocks: LocalBlockStore) -> 
 
 
 def test_files_are_not_kept_open(root: Path, blocks: LocalBlockStore) -> None:
-    def open_files() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     block_id, data = _written(blocks, 1)
-    before = open_files()
+    before = open_files(root)
     for _ in range(20):
         blocks.read(block_id, 0, len(data))
         _written(blocks, 1)
@@ -481,7 +479,7 @@ def test_files_are_not_kept_open(root: Path, blocks: LocalBlockStore) -> None:
         blocks.read(block_id, len(data), 1)
     with pytest.raises(Conflict):
         blocks.append(block_id, 5, data[: SMALL.stripe_size])
-    assert open_files() == before
+    assert open_files(root) == before
 
 
 # --- torn appends -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.server.cell_services import STALLED_S
 from nos_ec.ports.metadata import CannedAcl
 from nos_ec.settings import Cell, load_settings
+from tests.rig.waiting import WAIT_S_MAX
 from tests.service.s3.cell_stores import cells_config, new_cells, serving_cells
 from tests.service.s3.s3_gateway import MASTERS, SETTINGS, Gateway, refused
 
@@ -351,27 +352,30 @@ def test_a_cell_that_stalls_leaves_threads_to_the_others(
         ann.put_object(Bucket=name, Key="k", Body=b"x")
     found = homes(cells)
     stalled, other = (next(name for name in NAMES if found[name] == cell) for cell in "bc")
-    goes_on = threading.Event()
+    goes_on, waiting = threading.Event(), threading.Semaphore(0)
     real = cells.system("b").metadata.bucket
 
     def wait(name: str) -> Any:
-        goes_on.wait(60)
+        waiting.release()
+        goes_on.wait(WAIT_S_MAX)
         return real(name)
 
     monkeypatch.setattr(cells.system("b").metadata, "bucket", wait)
     codes: list[str] = []
 
-    def get() -> None:
+    def get(client: Any) -> None:
         try:
-            gateway.client("ann").get_object(Bucket=stalled, Key="k")
+            client.get_object(Bucket=stalled, Key="k")
             codes.append("served")
         except Exception as error:
             codes.append(str(error))
 
-    threads = [threading.Thread(target=get) for _ in range(4)]  # half of the threads of SETTINGS
+    clients = [gateway.client("ann") for _ in range(4)]  # half of the threads of SETTINGS
+    threads = [threading.Thread(target=get, args=(client,)) for client in clients]
     for thread in threads:
         thread.start()
-    threading.Event().wait(1)
+    assert all(waiting.acquire(timeout=WAIT_S_MAX) for _ in threads)
+    threading.Event().wait(0.5)
     refused("ServiceUnavailable", 503, ann.get_object, Bucket=stalled, Key="k")
     assert ann.get_object(Bucket=other, Key="k")["Body"].read() == b"x"
     goes_on.set()
