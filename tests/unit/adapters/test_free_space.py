@@ -59,8 +59,9 @@ def monitors() -> Iterator[Monitors]:
 
 @pytest.fixture
 def space(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[FreeSpace]:
-    """Every figure is stale at once."""
+    """Every figure is stale at once. A new one is waited for, unless the test knows that the monitor hangs."""
     monkeypatch.setattr(free_space, "STALE_AFTER_S", 0.0)
+    monkeypatch.setattr(free_space, "FRESH_WAIT_S", WAIT_S_MAX)
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     yield space
     monitors.go_on()
@@ -73,8 +74,11 @@ def is_fresh(monitors: Monitors, space: FreeSpace) -> bool:
     return space.free_bytes() == monitors.free_bytes
 
 
-def test_no_caller_waits_for_a_monitor_that_hangs(monitors: Monitors, space: FreeSpace) -> None:
+def test_no_caller_waits_for_a_monitor_that_hangs(
+    monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise this ends only when `hang` ends, which is never."""
+    monkeypatch.setattr(free_space, "FRESH_WAIT_S", 0.05)
     assert space.free_bytes() == 1000
     monitors.hang()
     with ThreadPoolExecutor(CALLERS) as pool:
@@ -144,6 +148,7 @@ def test_a_failure_leaves_the_last_figure(monitors: Monitors, space: FreeSpace) 
 def test_bytes_written_during_a_request_are_not_forgotten(
     monitors: Monitors, space: FreeSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(free_space, "FRESH_WAIT_S", 0.05)
     space.free_bytes()
     space.spent(100)
     monitors.hang()
@@ -157,7 +162,8 @@ def test_bytes_written_during_a_request_are_not_forgotten(
     assert space.free_bytes() == 0
 
 
-def test_a_fresh_figure_is_not_asked_for_again(monitors: Monitors) -> None:
+def test_a_fresh_figure_is_not_asked_for_again(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     for _ in range(5):
         space.free_bytes()
@@ -166,7 +172,8 @@ def test_a_fresh_figure_is_not_asked_for_again(monitors: Monitors) -> None:
     space.close()
 
 
-def test_a_quota_on_objects_counts(monitors: Monitors) -> None:
+def test_a_quota_on_objects_counts(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_space, "STALE_AFTER_S", WAIT_S_MAX)
     monitors.free_objects = 3
     space = FreeSpace("pool", monitors, OBJECT_BYTES_MAX)
     assert space.free_bytes() == 300

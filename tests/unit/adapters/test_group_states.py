@@ -80,6 +80,7 @@ def monitors() -> Iterator[Monitors]:
 def states(monitors: Monitors, monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupStates]:
     """Every figure is stale at once."""
     monkeypatch.setattr(group_states, "STALE_AFTER_S", 0.0)
+    monkeypatch.setattr(group_states, "FRESH_WAIT_S", WAIT_S_MAX)
     states = GroupStates(cast(RadosCluster, monitors), POOLS)
     yield states
     monitors.go_on.set()
@@ -129,7 +130,11 @@ def test_a_group_that_was_never_active_is_inactive_at_once(monitors: Monitors, s
     assert states.states()["blocks"] == counts(inactive=2)
 
 
-def test_nobody_asks_until_somebody_wants_to_know_and_then_not_too_often(monitors: Monitors) -> None:
+def test_nobody_asks_until_somebody_wants_to_know_and_then_not_too_often(
+    monitors: Monitors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("STALE_AFTER_S", "FRESH_WAIT_S"):
+        monkeypatch.setattr(group_states, limit, WAIT_S_MAX)
     states = GroupStates(cast(RadosCluster, monitors), POOLS)
     assert monitors.asked == 0
     assert states.states() == states.states()

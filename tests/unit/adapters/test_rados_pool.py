@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +10,7 @@ from typing import cast
 import pytest
 
 from nos_ec.adapters.rados.client import binding
+from nos_ec.adapters.rados.client import pool as pool_module
 from nos_ec.adapters.rados.client.binding import Completion, Ioctx, ListedObject, Rados
 from nos_ec.adapters.rados.client.pool import (
     READ_BYTES_IN_FLIGHT_MAX,
@@ -20,6 +20,7 @@ from nos_ec.adapters.rados.client.pool import (
     Pool,
 )
 from nos_ec.adapters.rados.client.steps import Step, write_full
+from tests.unit.adapters.test_mysql_connection import Clock
 
 OP_TIMEOUT_S = 1
 
@@ -33,10 +34,12 @@ class BindingError(Exception):
 
 
 class Listing:
-    """An object listing of the binding: `None` is an end, or a failure that looks like one."""
+    """An object listing of the binding: `None` is an end, or a failure that looks like one. A number lets this many
+    seconds pass."""
 
-    def __init__(self, steps: Sequence[str | float | None]) -> None:
+    def __init__(self, steps: Sequence[str | float | None], clock: Clock) -> None:
         self._steps = list(steps)
+        self._clock = clock
 
     def __iter__(self) -> Iterator[ListedObject]:
         return self
@@ -44,7 +47,7 @@ class Listing:
     def __next__(self) -> ListedObject:
         step = self._steps.pop(0) if self._steps else None
         if isinstance(step, float):
-            time.sleep(step)
+            self._clock.now_s += step
         if not isinstance(step, str):
             raise StopIteration
         if step == "not text":
@@ -57,6 +60,7 @@ class FakeIoctx:
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
+        self.clock = Clock()
         self.steps: list[str | float | None] = []
         self.stat_code = errno.ENOENT
         self.read_code = 0
@@ -69,7 +73,7 @@ class FakeIoctx:
         return 7
 
     def list_objects(self) -> Listing:
-        return Listing(self.steps)
+        return Listing(self.steps, self.clock)
 
     def stat(self, key: str) -> tuple[int, object]:
         raise BindingError(self.stat_code)
@@ -122,7 +126,9 @@ class FakeWriteOp:
 @pytest.fixture
 def ioctx(monkeypatch: pytest.MonkeyPatch) -> FakeIoctx:
     monkeypatch.setattr(binding, "load", lambda: SimpleNamespace(Error=BindingError, WriteOpCtx=FakeWriteOp))
-    return FakeIoctx()
+    ioctx = FakeIoctx()
+    monkeypatch.setattr(pool_module, "time", ioctx.clock)
+    return ioctx
 
 
 @pytest.fixture
