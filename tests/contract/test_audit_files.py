@@ -26,6 +26,7 @@ from nos_ec.adapters.local.audit_files import (
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.core.formats.audit_trail import AuditEntry, AuditKind, CopyEntry, Recorded, audit_line, read_line
 from tests.rig.fakes.clock import FakeClock, SetClock
+from tests.rig.waiting import WAIT_S_MAX
 
 HOUR_MS = 3_600_000
 LIMITS = TrailLimits(FILES * (64 << 10), 24 * HOUR_MS)
@@ -219,6 +220,8 @@ def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, cloc
 
 
 def _record_many(folder: Path, first: int) -> None:
+    """Runs in a process of its own. Nobody stops with the lock here, however long others have it."""
+    audit_files.LOCK_S_MAX = WAIT_S_MAX
     trail = AuditFiles(folder, SystemClock(), f"run {first}", LIMITS)
     for number in range(first, first + 60):
         trail.record([numbered(number)])
@@ -229,7 +232,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     for process in started:
         process.start()
     for process in started:
-        process.join(60)
+        process.join(WAIT_S_MAX)
         assert process.exitcode == 0
     reader = TrailReader(tmp_path)
     found = [one.seen["number"] for one in reader.entries(0, lambda _: True)]

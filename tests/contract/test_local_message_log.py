@@ -561,7 +561,7 @@ def test_partitions_of_a_killed_process_move_after_its_session(tmp_path: Path) -
         ((expires_ms,),) = connection.execute("SELECT expires_ms FROM members")
     clock = SystemClock()
     assert expires_ms <= clock.now_ms() + 1500
-    with closing(log.consumer(group="g", member="heir", clock=clock, session_ms=1500)) as heir:
+    with closing(log.consumer(group="g", member="heir", clock=clock, session_ms=SESSION_MS)) as heir:
         again = take(heir, 4)
         assert clock.now_ms() >= expires_ms
         assert heir.assignment() == frozenset(range(4))

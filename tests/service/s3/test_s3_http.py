@@ -299,7 +299,7 @@ def test_a_client_of_http_1_0_is_served(wire: Wire) -> None:
     "sent", [b"", b"GET /photos/k HTTP/1.1\r\nHost: x\r\nX-", GOOD], ids=["nothing", "half", "one"]
 )
 def test_idle_connections_are_closed(wire: Wire, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(http_protocol, "IDLE_WAIT_S", 0.4)
+    monkeypatch.setattr(http_protocol, "IDLE_WAIT_S", 3.0 if sent == GOOD else 0.4)  # a request has to arrive in time
     with wire.open() as connection:
         connection.sendall(sent)
         answer = rest_of(connection)
