@@ -26,7 +26,7 @@ from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import Conflict, InvalidInput, NosError, NotFound, Transient
+from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.stored import newest_dump_ms
@@ -112,13 +112,14 @@ class BucketMover:
         InvalidInput (it cannot be moved, or is being moved elsewhere), Conflict (another process has taken over, or
         changed it), Corrupt, Transient, NoSpace. Until it is GONE from the source, the source serves it.
 
-        If this process was taken for dead, it begins again, up to TRIES_MAX times in all."""
+        If this process was taken for dead, because a daemon lets the bucket take changes again or the target has fenced
+        the lease of a large copy, it begins again, up to TRIES_MAX times in all."""
         lease = mover_lease(self._number)
         for tries in range(1, TRIES_MAX + 1):
             try:
                 with self._source.new_lease(lease), self._target.new_lease(lease):
                     return self._move(bucket, record_target, record_source)
-            except _ServedAgain as error:
+            except (_ServedAgain, LeaseLost) as error:
                 if tries == TRIES_MAX:
                     raise
                 _log.warning("moving a bucket from the beginning", bucket=bucket, error=str(error))

@@ -40,6 +40,7 @@ from nos_ec.engine.moving import bucket_mover, version_copier
 from nos_ec.engine.moving.bucket_mover import BucketMover
 from nos_ec.engine.moving.keys import key_of, trash_of, walk
 from nos_ec.engine.moving.version_copier import VersionCopier
+from nos_ec.engine.objects import large
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.upkeep import move_recovery
 from nos_ec.engine.upkeep.move_recovery import CHECK_WAIT_MS, mover_lease, stalled_moves
@@ -670,6 +671,29 @@ def test_a_mover_that_was_taken_for_dead_begins_again(settings: Settings, point:
     with cell(settings, "b") as there:
         now = contents(there, "photos")
     assert {one[0] for one in now} == {one[0] for one in before} - {"d/ä"} | {"meanwhile"}
+    assert home_of(settings) == "b"
+
+
+def test_a_mover_that_lost_its_leases_while_it_copied_a_large_object_begins_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fill(settings)
+    lost: list[str] = []
+
+    def point(name: str) -> None:
+        if name == "large.written" and not lost:
+            for one in "ab":
+                with cell(settings, one) as system:
+                    for lease in system.metadata.list_leases(""):
+                        lost.append(lease.name)
+                        assert system.metadata.fence_lease(lease, lease.expires_ms)
+            assert recover(settings) == 1
+
+    monkeypatch.setattr(large, "kill_point", point)
+    move(settings, "b")
+    assert any(name.startswith("put-") for name in lost)
+    with cell(settings, "b") as there:
+        assert contents(there, "photos") == before
     assert home_of(settings) == "b"
 
 
