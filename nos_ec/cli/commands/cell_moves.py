@@ -154,7 +154,7 @@ def moves(ctx: typer.Context, as_json: AsJson = False) -> None:
             about = row.bucket, name, row.state, row.other, time_text(row.since_ms)
             table.add_row(*about, "yes" if is_stalled else "no")
         out.print(table)
-        commands = [command for one in found if (command := _next_command(*one))]
+        commands = [command for one in found if (command := next_command(settings, *one))]
         if commands:
             out.print("next:")
         for command in commands:
@@ -319,11 +319,16 @@ def _print_moved(bucket: str, to: str, done: Progress) -> None:
         out.print("the old copies take space until they are purged; what to do next: nos-ec cells moves", markup=False)
 
 
-def _next_command(cell: str, row: MoveRow, is_stalled: bool) -> str:
-    """Return the command that a row of a cell waits for, or nothing while its move continues."""
-    if is_stalled:
-        return f"nos-ec cells move {row.bucket} --to {cell if row.state is MoveState.ARRIVING else row.other}"
-    return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
+def next_command(settings: Settings, cell: str, row: MoveRow, is_stalled: bool) -> str:
+    """Return the command that a row of a cell waits for, or nothing while its move continues. A move that nobody
+    continues is completed or, if its bucket was deleted or is in a third cell, given up. Raises Transient."""
+    if not is_stalled:
+        return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
+    source, target = (row.other, cell) if row.state is MoveState.ARRIVING else (cell, row.other)
+    with open_directory(settings) as directory:
+        home = directory.metadata.directory_row(row.bucket)
+    is_given_up = home is not None and home.home != target and (home.is_deleted or home.home != source)
+    return f"nos-ec cells move {row.bucket} --to {home.home if home is not None and is_given_up else target}"
 
 
 def _home(settings: Settings, bucket: str) -> DirectoryRow:

@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 
 from nos_consumer.assemble import drain
 from nos_ec.cli.app import run
-from nos_ec.cli.commands.cell_moves import _move, _opened
+from nos_ec.cli.commands.cell_moves import _move, _opened, next_command
 from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.composition.cells import Cells
 from nos_ec.composition.wiring import System, initialise, open_system
@@ -67,9 +67,8 @@ pytestmark = pytest.mark.invariant(12)
 CELLS = ("a", "b")
 WIDE = 4
 """The number of the wide bucket of a history."""
-NUMBERS = st.integers(0, WIDE)
-MOVED = st.sampled_from([0, 0, 0, 1, 1, 2, 3, WIDE])
-"""Most moves are of few buckets, so that they move often."""
+NUMBERS = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, WIDE])
+"""Most of what happens is about the first bucket, so that it is changed between the steps of its moves."""
 NAMES = ("a", "d/a", "d/b", "é")
 KEYS = st.sampled_from(NAMES)
 ACCOUNTS = st.sampled_from(["ann", "ann", "bob"])
@@ -396,7 +395,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.same(call, dict.fromkeys(buckets, CHANGED))
 
-    @rule(number=st.integers(0, WIDE - 1), key=KEYS)
+    @rule(number=st.sampled_from([0, 0, 1, 2, 3]), key=KEYS)
     def undelete(self, number: int, key: str) -> None:
         """Bring an object back from the trash."""
         bucket = self.buckets[number]
@@ -408,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.same(call, {bucket: CHANGED})
 
     # --- moves ------------------------------------------------------------------------------------
-    @rule(number=MOVED, to=st.sampled_from(CELLS), few=st.booleans(), stop=st.sampled_from(STOPS))
+    @rule(number=NUMBERS, to=st.sampled_from(CELLS), few=st.booleans(), stop=st.sampled_from(STOPS))
     def move(self, number: int, to: str, few: bool, stop: str) -> None:
         """Let a command begin to move a bucket, or to give its move up, and continue to a step. `few`: the bucket is
         opened again if a name is left when it is closed."""
@@ -428,7 +427,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.commands[-1].go_to(stop)
         self.ended()
 
-    @rule(number=st.integers(0, 1), few=st.booleans(), stop=st.sampled_from(STOPS))
+    @rule(number=st.sampled_from([0, 0, 1]), few=st.booleans(), stop=st.sampled_from(STOPS))
     def move_away(self, number: int, few: bool, stop: str) -> None:
         """Move a bucket to the other cell, after what that still had of it was purged."""
         bucket = self.buckets[number]
@@ -573,7 +572,7 @@ class StoreMachine(RuleBasedStateMachine):
                 command.kill()
 
     def complete_moves(self) -> None:
-        """Let all commands end, the daemons notice those that died, and an operator continue what they left."""
+        """Let all commands end, daemons notice those that died, and an operator continue or give up what they left."""
         while self.commands:
             self.end(0, "continues")
         for system in self.cells.opened().values():
@@ -581,8 +580,8 @@ class StoreMachine(RuleBasedStateMachine):
         for name, system in self.cells.opened().items():
             for row in all_unfinished_moves(system.metadata):
                 if row.bucket in self.buckets:
-                    is_arriving = row.state is MoveState.ARRIVING
-                    self.move(self.buckets.index(row.bucket), name if is_arriving else row.other, few=False, stop="")
+                    to = next_command(self.cells.settings, name, row, is_stalled=True).rpartition(" ")[2]
+                    self.move(self.buckets.index(row.bucket), to, few=False, stop="")
         for system in self.cells.opened().values():
             assert not [row for row in stalled_moves(system.metadata) if row.bucket in self.buckets]
 

@@ -1274,6 +1274,8 @@ def test_copies_of_a_move_that_was_begun_to_another_cell_are_removed(
     move(settings, "c")
     with open_system(settings.of_cell("b")) as there:
         assert [row.other for row in stalled_moves(there.metadata)] == ["a"]
+    assert run(["--config", str(tmp_path / "cells.toml"), "cells", "moves"]) == 0
+    assert "nos-ec cells move photos --to c" in capsys.readouterr().out
     with pytest.raises(Conflict, match="nos-ec cells move photos --to c"):
         move(settings, "b")
     move(settings, "c")
@@ -1374,6 +1376,9 @@ def test_what_is_left_of_the_move_of_a_bucket_that_was_deleted(
     assert call("cells", "move", "photos", "--to", "c") == 4, "there is no such bucket"
     home = home_of(settings)
     assert home == ("b" if point == "moving.here" else "a")
+    capsys.readouterr()
+    assert call("cells", "moves") == 0
+    assert f"nos-ec cells move photos --to {home}" in capsys.readouterr().out
     assert call("cells", "move", "photos", "--to", home) == 0
     for name in "ab":
         with open_system(settings.of_cell(name)) as system:
