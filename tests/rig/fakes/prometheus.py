@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import pytest
+
+from nos_ec.console.rates import prometheus as client
+from tests.rig.waiting import WAIT_S_MAX
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 Reply = Callable[[bytes, socket.socket], bytes]
 """Returns the answer to a request, or sends it itself."""
@@ -37,9 +42,9 @@ def alert(state: str, **labels: str) -> dict[str, Any]:
 
 
 @contextmanager
-def fake_prometheus(*answers: bytes | Reply) -> Iterator[tuple[str, list[bytes]]]:
+def fake_prometheus(*answers: bytes | Reply, answer_s_max: float = WAIT_S_MAX) -> Iterator[tuple[str, list[bytes]]]:
     """Yield the URL of a server, and the list of the requests that it has received. Each connection gets the next of
-    the answers; when only one is left, all further connections get it."""
+    the answers; when only one is left, all further connections get it. The console waits `answer_s_max` for each."""
     asked: list[bytes] = []
     left = list(answers)
 
@@ -55,7 +60,8 @@ def fake_prometheus(*answers: bytes | Reply) -> Iterator[tuple[str, list[bytes]]
                 given = left.pop(0) if len(left) > 1 else left[0]
                 threading.Thread(target=serve, args=(connection, given), daemon=True).start()
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "ANSWER_S_MAX", answer_s_max)
         threading.Thread(target=accept, daemon=True).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/under/", asked
         listener.shutdown(socket.SHUT_RDWR)

@@ -56,7 +56,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def panels(clock: FakeClock) -> Iterator[Panels]:
-    with closing(Panels(clock)) as made:
+    with closing(Panels(clock, WAIT_S_MAX)) as made:
         yield made
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from nos_ec.console.alerts import RULES, Seen, Verdict, alerts
 from nos_ec.console.panels import Panels
-from nos_ec.console.rates import prometheus as client
 from nos_ec.console.rates.prometheus import BYTES_MAX, Prometheus
 from nos_ec.console.rates.rates import (
     DAY_POINT_MS,
@@ -31,14 +30,15 @@ from nos_ec.core.expiry import DAY_MS
 from nos_ec.monitoring.declarations.metrics import METRICS
 from tests.rig.fakes.clock import FakeClock
 from tests.rig.fakes.prometheus import HEAD, Reply, alert, answer, fake_prometheus, hang, rules_of, vector
+from tests.rig.waiting import WAIT_S_MAX
 
 NOW_MS = 1_700_000_000_000
 
 
 @contextmanager
-def serving(*answers: bytes | Reply) -> Iterator[tuple[Prometheus, list[bytes]]]:
+def serving(*answers: bytes | Reply, answer_s_max: float = WAIT_S_MAX) -> Iterator[tuple[Prometheus, list[bytes]]]:
     """Yield what asks a server with these answers, and what that was asked."""
-    with fake_prometheus(*answers) as (url, asked):
+    with fake_prometheus(*answers, answer_s_max=answer_s_max) as (url, asked):
         yield Prometheus(url), asked
 
 
@@ -57,9 +57,11 @@ def informational(_: bytes, connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("hostile", [drip, informational, hang])
-def test_an_answer_that_does_not_end_is_given_up(hostile: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ANSWER_S_MAX", 0.2)
-    with serving(hostile) as (prometheus, _), pytest.raises(Transient, match=r"did not answer within 0\.2 s"):
+def test_an_answer_that_does_not_end_is_given_up(hostile: Reply) -> None:
+    with (
+        serving(hostile, answer_s_max=0.2) as (prometheus, _),
+        pytest.raises(Transient, match=r"did not answer within 0\.2 s"),
+    ):
         prometheus.query("up")
 
 
