@@ -39,6 +39,7 @@ from nos_ec.cli.app import run
 from nos_ec.composition.cells import open_cells
 from nos_ec.ports.metadata import ROOT_ACCOUNT
 from nos_ec.settings import Settings
+from tests.rig.chaos.chaos_moves import commands_of_round
 from tests.rig.s3.s3_gateway import Access, client_of
 from tests.service.s3.cell_stores import new_cells
 
@@ -484,9 +485,10 @@ class Mover:
     def round(self) -> bool:
         """Move the bucket once, and prepare its way back. Returns whether that succeeded."""
         there, code, said = next(self._cells), 1, ""
+        move, *after = commands_of_round(MOVED, self._here, there)
         for _ in range(TRIES_MAX):
             begun_s = time.monotonic()
-            code, said = command(self._config, "cells", "move", MOVED, "--to", there)
+            code, said = command(self._config, *move)
             if code == 0:
                 break
             if _UPLOADS_SAID in said:
@@ -499,12 +501,8 @@ class Mover:
         if code != 0:
             return self._failed(f"cells move to {there}", said)
         self.moves_s.append(time.monotonic() - begun_s)
-        here, self._here = self._here, there
-        for what in (
-            ("--cell", there, "metadata", "dump"),
-            ("cells", "purge", MOVED, "--from", here),
-            ("--cell", here, "metadata", "dump"),
-        ):
+        self._here = there
+        for what in after:
             code, said = command(self._config, *what)
             if code != 0:
                 return self._failed(" ".join(what), said)

@@ -122,6 +122,8 @@ def _print(report: Report) -> None:
             if not report.outage.problems
             else f"the database of one cell: {len(report.outage.problems)} problems"
         )
+    if report.moves:
+        print("moves of buckets:", ", ".join(f"{what} {count}" for what, count in report.moves.items()))
     print("daemons ended with:", ", ".join(f"{code}: {count}" for code, count in report.exit_codes.items()))
     print(
         f"packed at the end: {report.packed_objects} objects; GC moved {report.gc_moved_objects} and deleted"

@@ -1,7 +1,9 @@
 """Clients, daemons and GC on Ceph, Kafka and MySQL while all of them are killed: nothing is lost, corrupt or leaked.
 
 PUTs begin in landing.mode store, change to log, and drain. The store has one cell, or three, of which the last one has
-its own MySQL and loses it for a minute. NOS_EC_DEV_CHAOS_SEED repeats the choices of a run. `make chaos` runs longer.
+its own MySQL and loses it for a minute, while an operator moves buckets from cell to cell.
+
+NOS_EC_DEV_CHAOS_SEED repeats the choices of a run. `make chaos` runs longer.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ pytestmark = [pytest.mark.real, pytest.mark.invariant(1)]
 SEED = int(os.environ.get("NOS_EC_DEV_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECONDS = sampled(45.0, 90.0)
 EVERY_S = 7.3
-"""In 90 seconds, every kind of strike comes once; in 45, half of them, which the seed chooses."""
+"""In 90 seconds, every kind of strike on a store of one cell comes once; in 45, half of them. The seed chooses them."""
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """What a chaos run of a store of several cells does besides: one cell loses its database for a minute.
 
-The store lies in cells of equal kind. Each writer has all its buckets in one cell, so every call is one of that cell.
+The store lies in cells of equal kind. Each writer has its buckets in one cell, so every call is one of that cell. The
+last bucket of each writer is moved from cell to cell all the time (chaos_moves.py); what becomes of calls in these
+buckets says nothing about a cell.
 """
 
 from __future__ import annotations
@@ -8,14 +10,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
 
-from nos_ec.composition.wiring import open_system
-from nos_ec.ports.metadata import ROOT_ACCOUNT
+from nos_ec.composition.wiring import System, open_system
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.upkeep.move_recovery import all_unfinished_moves
+from nos_ec.ports.metadata import ROOT_ACCOUNT, MoveState
 from nos_ec.settings import Settings, load_settings
-from tests.rig.chaos.chaos_clients import Call, Clients, buckets_of
+from tests.rig.chaos.chaos_clients import Call, Clients, History, Verdict, buckets_of, judge
 from tests.rig.chaos.chaos_fleet import Fleet
 from tests.rig.chaos.chaos_strikes import WAIT_S, Servers, await_nothing
 from tests.rig.dev_servers import WHOLE
@@ -28,6 +33,9 @@ CALLS_MIN = 50
 """At least this many calls of each other cell must succeed meanwhile: fewer would prove nothing."""
 RESUME_S_MAX = 120.0
 """How long it may take until a PUT into the cell succeeds, once its database is back."""
+
+MOVING = "-2"
+"""How the names of the buckets end that are moved: a third of those of each writer."""
 
 TABLE = """
 [cells.{name}]
@@ -50,26 +58,59 @@ def cell_of(number: int, cells: Sequence[str]) -> str:
     return cells[number % len(cells)] if cells else ""
 
 
-def claim_homes(config: Path, servers: Servers, writers: Iterable[int]) -> Mapping[str, str]:
+def claim_homes(config: Path, cells: Sequence[str], writers: Iterable[int]) -> Mapping[str, str]:
     """Give each writer's buckets their homes before they exist. Returns the homes."""
-    homes = {bucket: cell_of(number, servers.cells) for number in writers for bucket in buckets_of(number)}
-    if servers.cells:
-        with open_system(stores_of(config)[servers.cells[0]]) as directory:
+    homes = {bucket: cell_of(number, cells) for number in writers for bucket in buckets_of(number)}
+    if cells:
+        with open_system(stores_of(config)[cells[0]]) as directory:
             for bucket, home in homes.items():
                 directory.metadata.claim_home(bucket, ROOT_ACCOUNT, home, directory.clock.now_ms())
     return homes
 
 
-def wrong_homes(config: Path, servers: Servers, homes: Mapping[str, str]) -> list[str]:
-    """The buckets that the directory has in another cell than at the start of the run."""
-    if not servers.cells:
+def moving_among(homes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return those of the buckets of writers that are moved, with their homes. None of a store without cells is."""
+    return {bucket: home for bucket, home in homes.items() if home and bucket.endswith(MOVING)}
+
+
+def wrong_homes(config: Path, homes: Mapping[str, str]) -> list[str]:
+    """Return what is wrong about where buckets are: each must be served by its home, these are known, and no other
+    cell."""
+    stores = stores_of(config)
+    if "" in stores:
         return []
-    with open_system(stores_of(config)[servers.cells[0]]) as directory:
-        rows = {bucket: directory.metadata.directory_row(bucket) for bucket in homes}
-    found = {bucket: None if row is None else row.home for bucket, row in rows.items()}
-    return [
-        f"{bucket}: its home is {found[bucket]}, not {home}" for bucket, home in homes.items() if found[bucket] != home
-    ]
+    found = []
+    with ExitStack() as stack:
+        systems = {name: stack.enter_context(open_system(settings)) for name, settings in stores.items()}
+        directory = next(iter(systems.values()))
+        for bucket, home in homes.items():
+            row = directory.metadata.directory_row(bucket)
+            if row is None or row.home != home:
+                found.append(f"{bucket}: its home is {row and row.home}, not {home}")
+            serving = [name for name, system in systems.items() if _serves(system, bucket)]
+            if serving != [home]:
+                found.append(f"{bucket}: it is served by the cells {serving}, and its home is {home}")
+        for name, system in systems.items():
+            found += [
+                f"{row.bucket}: it is {row.state} in cell {name}" for row in all_unfinished_moves(system.metadata)
+            ]
+    return found
+
+
+def judge_cells(
+    systems: Mapping[str, System], histories: Mapping[ObjectKey, History], homes: Mapping[str, str]
+) -> Verdict:
+    """Judge the objects of each cell, or of the store, which has no name. Raises Transient."""
+    verdict = Verdict()
+    for name, system in systems.items():
+        of_cell = {key: history for key, history in histories.items() if homes[key.bucket] == name}
+        verdict.add(judge(system.client.store(), of_cell))
+    return verdict
+
+
+def _serves(system: System, bucket: str) -> bool:
+    move = system.metadata.move_row(bucket)
+    return (move is None or move.state is MoveState.HERE) and system.metadata.bucket(bucket) is not None
 
 
 @dataclass(slots=True)
@@ -97,7 +138,7 @@ def lose_database(
 ) -> Outage:
     """Let the last cell lose its database for OUTAGE_S: kill the server, or stop it (SIGSTOP); the seed decides.
     Meanwhile no call of another cell may fail, and afterwards the cell must be served again without help. `calls`
-    returns all calls so far. Raises ServerFailed, TimeoutError."""
+    returns all calls so far; `homes` has the buckets that are not moved. Raises ServerFailed, TimeoutError."""
     server, away = servers.last_database, servers.cells[-1]
     assert server is not None
     outage = Outage(random.Random(f"{seed}/outage").choice(("kill", "sleep")))
@@ -107,7 +148,7 @@ def lose_database(
         return [
             call
             for call in calls()
-            if homes[call.bucket] == cell
+            if homes.get(call.bucket) == cell
             and bool(call.error) == failed
             and call.ended_s > between[0]
             and call.began_s < between[1]
@@ -138,7 +179,7 @@ def lose_database(
         return "" if clients.stopped.is_set() or _puts_since(ended_s) else "no PUT has succeeded"
 
     def _puts_since(since_s: float) -> list[Call]:
-        return [call for call in calls() if call.puts and homes[call.bucket] == away and call.began_s >= since_s]
+        return [call for call in calls() if call.puts and homes.get(call.bucket) == away and call.began_s >= since_s]
 
     await_nothing(f"{server.name} to be back", RESUME_S_MAX, lambda: "" if server.settled() else "it starts")
     await_nothing(f"cell {away} to be served again", RESUME_S_MAX, not_resumed)

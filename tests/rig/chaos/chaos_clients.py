@@ -21,7 +21,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from nos_ec.core.errors import LeaseLost, NosError, NotFound, Transient
-from nos_ec.core.ids import ObjectKey
+from nos_ec.core.ids import RESERVED_BUCKET, ObjectKey
 from nos_ec.engine.objects.store import Store
 
 
@@ -115,7 +115,7 @@ class Workload:
     """What a writer does. Sizes are in bytes: most are random up to size_max, some are from edge_sizes or large_sizes.
 
     tries_max: how often an operation is tried before it stays unacknowledged. pause_s: the pause after each change.
-    retry_wait_s: the wait before the next try.
+    retry_wait_s: the wait before the next try. batch_in_bucket: whether the objects of a batch are in one bucket.
     """
 
     keys: int
@@ -126,6 +126,7 @@ class Workload:
     pause_s: float = 0.0
     retry_wait_s: float = 0.0
     batch_objects: int = 8
+    batch_in_bucket: bool = False
 
 
 def buckets_of(number: int) -> list[str]:
@@ -173,7 +174,8 @@ class Writer:
             data = self._rng.randbytes(self._small_size(store))
             self._change("put", {key: value_of(data)}, lambda: store.put(key, BytesIO(data)))
         else:
-            batch = self._rng.sample(keys, self._workload.batch_objects)
+            among = [one for one in keys if one.bucket == key.bucket] if self._workload.batch_in_bucket else keys
+            batch = self._rng.sample(among, self._workload.batch_objects)
             new = [(key, self._rng.randbytes(self._rng.randint(1, self._workload.size_max))) for key in batch]
             values = {key: value_of(data) for key, data in new}
             self._change("put batch", values, partial(store.put_many, new))
@@ -317,9 +319,8 @@ def judge(store: Store, histories: Mapping[ObjectKey, History]) -> Verdict:
             (verdict.lost if found is None else verdict.corrupt).append(
                 f"{key}: {_sizes([found])} instead of {_sizes(allowed)}"
             )
-    listed = {
-        row.key for bucket in store.list_buckets("", 10_000) for row in store.list_objects(bucket, "", "", 1_000_000)
-    }
+    buckets = [bucket for bucket in store.list_buckets("", 10_000) if bucket != RESERVED_BUCKET]  # that has the dumps
+    listed = {row.key for bucket in buckets for row in store.list_objects(bucket, "", "", 1_000_000)}
     verdict.corrupt += [f"{key}: is listed, but cannot exist" for key in sorted(listed - present)]
     verdict.lost += [f"{key}: exists, but is not listed" for key in sorted(present - listed)]
     return verdict

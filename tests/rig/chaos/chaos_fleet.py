@@ -1,4 +1,7 @@
-"""The daemons of a chaos run: real processes that are killed and stopped, and restarted whenever they end."""
+"""The daemons of a chaos run: real processes that are killed and stopped, and restarted whenever they end.
+
+Commands that an operator runs one after another are treated like a daemon.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from nos_ec.settings import without_settings
 from tests.rig.readiness import readyz
@@ -32,12 +36,30 @@ CODES = {0, 9, KILLED, -signal.SIGTERM}
 _DAMAGE = re.compile(r".*(?:damaged|no readable header|lost stripes|reads back differently).*")
 
 
+class Errands(Protocol):
+    """Decides which commands an actor runs, one after another, and how each may end."""
+
+    def next_command(self) -> tuple[str, ...] | None:
+        """Return the arguments of the command to run now; None if there is none yet, or none any more."""
+
+    def ended(self, code: int, said: str) -> bool:
+        """Note that the command ended with this exit code, and what it wrote on stderr. Return whether the next one may
+        begin at once."""
+
+    @property
+    def may_be_struck(self) -> bool:
+        """Return whether killing or stopping the command now would prove anything."""
+
+    def struck(self) -> None:
+        """Note that the command is killed or stopped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A daemon: its arguments to `nos-ec`, additional environment, and the ports of its endpoints: none, one, or one
-    for each cell."""
+    """A daemon: its arguments to `nos-ec`, or the errands of an operator, additional environment, and the ports of its
+    endpoints: none, one, or one for each cell."""
 
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] | Errands
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
 
@@ -57,8 +79,11 @@ class Fleet:
         self._asleep_pids: dict[str, list[int]] = {}
         self._outdated: dict[str, subprocess.Popen[bytes]] = {}
         self._hung: list[str] = []
+        self._begins: dict[str, int] = {}
+        """Where in its log file the last process of each daemon begins."""
         self.codes: Counter[int] = Counter()
-        """How often a daemon ended with each exit code. A negative code is a signal."""
+        """How often a daemon ended with each exit code. A negative code is a signal. Errands judge the codes of their
+        commands themselves."""
         for name in actors:
             self._start(name)
 
@@ -76,8 +101,14 @@ class Fleet:
 
     def _start(self, name: str) -> None:
         actor = self._actors[name]
-        command = [sys.executable, "-m", "nos_ec", "--config", str(self._config), *actor.arguments]
+        arguments = actor.arguments if isinstance(actor.arguments, tuple) else actor.arguments.next_command()
+        if arguments is None:
+            self.log(name).touch()
+            self._ended_s[name] = time.monotonic()
+            return
+        command = [sys.executable, "-m", "nos_ec", "--config", str(self._config), *arguments]
         with self.log(name).open("ab") as log:
+            self._begins[name] = log.tell()
             self._processes[name] = subprocess.Popen(
                 command,
                 env=self._environment | dict(actor.environment),
@@ -90,12 +121,14 @@ class Fleet:
     def kill(self, name: str) -> None:
         """Kill a daemon with SIGKILL, whatever it is doing. Does nothing if it has already ended."""
         if name in self._processes:
+            self._note_strike(name)
             self._processes[name].kill()
 
     def put_to_sleep(self, name: str, for_s: float) -> None:
         """Stop a daemon with SIGSTOP, together with the processes that it started for the cells. `mend` wakes them
         after this time."""
-        if name in self._processes:
+        if name in self._processes and self._processes[name].poll() is None:
+            self._note_strike(name)
             self._processes[name].send_signal(signal.SIGSTOP)
             self._asleep_pids[name] = _children(self._processes[name].pid)
             _signal_all(self._asleep_pids[name], signal.SIGSTOP)
@@ -104,6 +137,20 @@ class Fleet:
     def asleep(self) -> set[str]:
         """The daemons that are stopped now."""
         return set(self._asleep_until_s)
+
+    def is_awake(self, name: str) -> bool:
+        """Whether a daemon runs, and is not stopped, as far as `mend` knows."""
+        return name in self._processes and name not in self._asleep_until_s
+
+    def may_be_struck(self, name: str) -> bool:
+        """Whether killing or stopping a daemon now would prove anything."""
+        errands = self._actors[name].arguments
+        return self.is_awake(name) and (isinstance(errands, tuple) or errands.may_be_struck)
+
+    def _note_strike(self, name: str) -> None:
+        errands = self._actors[name].arguments if name in self._actors else ()
+        if not isinstance(errands, tuple):
+            errands.struck()
 
     # --- changes ------------------------------------------------------------------------------------
     def restart(self, name: str) -> None:
@@ -121,13 +168,22 @@ class Fleet:
                 self._wake(name)
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
-                self.codes[process.returncode] += 1
-                self._ended_s[name] = now_s
                 del self._processes[name]
+                self._ended_s[name] = (
+                    now_s - self._restart_wait_s if self._note_end(name, process.returncode) else now_s
+                )
         for name, ended_s in list(self._ended_s.items()):
             if now_s >= ended_s + self._restart_wait_s:
                 del self._ended_s[name]
                 self._start(name)
+
+    def _note_end(self, name: str, code: int) -> bool:
+        """Count the end of a process. Returns whether the next one may start at once."""
+        errands = self._actors[name].arguments
+        if not isinstance(errands, tuple):
+            return errands.ended(code, self.log(name).read_bytes()[self._begins[name] :].decode())
+        self.codes[code] += 1
+        return False
 
     def wake(self) -> None:
         """Wake all stopped daemons, because one that is stopped inside a transaction keeps others waiting."""
@@ -161,7 +217,7 @@ class Fleet:
                 process.terminate()
         for name, process in self._processes.items():
             try:
-                self.codes[process.wait(timeout=STOP_S_MAX)] += 1
+                self._note_end(name, process.wait(timeout=STOP_S_MAX))
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGABRT)  # the fault handler logs where each thread is
                 process.wait()
@@ -205,9 +261,12 @@ class Fleet:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    """The processes that a process has started and that still run; none if it has ended itself."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition, Event, Thread
 
 from nos_ec.adapters.system_clock import SystemClock
-from nos_ec.composition.cells import open_cells
-from nos_ec.composition.wiring import open_system
+from nos_ec.composition.cells import Cells, open_cells
+from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
 from nos_ec.library.object_store import ObjectStore
-from nos_ec.settings import load_settings
+from nos_ec.settings import Settings, load_settings
 from tests.rig.at_rest import landing_log_of
 from tests.rig.chaos.chaos_fleet import Fleet
 
@@ -32,7 +32,7 @@ class Gateway:
 
     def __init__(self, config: Path) -> None:
         self._config = config
-        self._store: LibraryStore | None = _open(config)
+        self._store: LibraryStore | None = open_library(load_settings(config, {}))
         self._changed = Condition()
         self._clients = 0
         self._restarting = False
@@ -64,7 +64,7 @@ class Gateway:
             self.close()
             while self._store is None and not stop.is_set():
                 try:
-                    self._store = _open(self._config)
+                    self._store = open_library(load_settings(self._config, {}))
                 except Transient:
                     stop.wait(OPEN_WAIT_S)
         finally:
@@ -94,15 +94,19 @@ class LibraryStore(ObjectStore):
         return self.small_bytes_max
 
     @property
+    def systems(self) -> Mapping[str, System]:
+        """The cells that are open, by their names, or the store, which then has no name."""
+        return self._system.opened() if isinstance(self._system, Cells) else {"": self._system}
+
+    @property
     def logged_objects(self) -> int:
         """How many objects were written to the landing log, in all cells that are open."""
-        logs = [landing_log_of(system) for system in self._systems()]
+        logs = [landing_log_of(system) for system in self.systems.values()]
         return sum(log.counters.records for log in logs if log is not None)
 
 
-def _open(config: Path) -> LibraryStore:
-    """Raises Transient."""
-    settings = load_settings(config, {})
+def open_library(settings: Settings) -> LibraryStore:
+    """Open a store or its cells. Raises Transient."""
     return LibraryStore(open_cells(settings, SystemClock()) if settings.cells else open_system(settings))
 
 

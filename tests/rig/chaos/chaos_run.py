@@ -1,5 +1,6 @@
 """Chaos on the real stack: clients and daemons work while daemons, OSDs, Kafka and the SQL server are killed. Some
-clients use S3, through a gateway that is a daemon like the others.
+clients use S3, through a gateway that is a daemon like the others. In a store of several cells, an operator moves
+buckets from cell to cell, and the commands are killed, too.
 
 In the middle PUTs change to the landing log, and back through mode drain. At the end everything is healed and comes to
 rest, every key is read and compared, and the store is audited.
@@ -12,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,7 +25,16 @@ from nos_ec.core.errors import Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
 from tests.rig.at_rest import come_to_rest
-from tests.rig.chaos.chaos_cells import TABLE, Outage, cell_of, claim_homes, lose_database, stores_of, wrong_homes
+from tests.rig.chaos.chaos_cells import (
+    TABLE,
+    Outage,
+    cell_of,
+    claim_homes,
+    lose_database,
+    moving_among,
+    stores_of,
+    wrong_homes,
+)
 from tests.rig.chaos.chaos_clients import (
     Call,
     Clients,
@@ -40,6 +50,8 @@ from tests.rig.chaos.chaos_clients import (
 )
 from tests.rig.chaos.chaos_fleet import CODES, UNREACHED, Actor, Fleet
 from tests.rig.chaos.chaos_gateway import Gateway, ModeChanges, set_mode
+from tests.rig.chaos.chaos_moves import ACTOR as MOVER
+from tests.rig.chaos.chaos_moves import Moves, incomplete
 from tests.rig.chaos.chaos_s3 import ACTOR as S3_ACTOR
 from tests.rig.chaos.chaos_s3 import FIRST_WRITER, S3Objects, address, gateway_actor
 from tests.rig.chaos.chaos_strikes import LEASE_S, WAIT_S, Servers, Striker, await_nothing, schedule
@@ -51,6 +63,8 @@ from tests.rig.vitess_server import VitessServer
 RESTART_WAIT_S = 1.0
 """How long a daemon stays away before it is restarted, as with systemd."""
 DRAIN_S_MAX = 180.0
+MOVE_S_MAX = 180.0
+"""How long the last move, its dumps and its purge may take once everything is healthy."""
 RESUME_S_MAX = {"kill primary": 30.0}
 """How long it may take after a strike until a PUT succeeds that began after it."""
 RUN_SHARE_MAX = 4
@@ -69,6 +83,8 @@ WORKLOAD = Workload(
     pause_s=0.05,
     retry_wait_s=0.5,
 )
+CELL_WORKLOAD = replace(WORKLOAD, batch_in_bucket=True)
+"""A batch is stored in one cell."""
 GATEWAYS = 2
 READERS = 1
 """Of each gateway."""
@@ -137,8 +153,9 @@ class Report:
     """What a run did and found. modes: what landing.mode changed to. logged_objects: how many objects were written to
     the landing log. resumed_s: the longest time from a strike on the database, by its kind, until a PUT succeeded that
     began after it, or the clients ended. problems: everything that must not happen. leaked: blocks and copies without
-    an owner, block counters that are wrong, work left over. outage: of a cell's database, in a
-    store of several cells."""
+    an owner, block counters that are wrong, work left over. outage: of a cell's database, in a store of several cells.
+    moves: how many moves of buckets were completed, interrupted and given up there, and how often a daemon let a bucket
+    take changes again."""
 
     seed: int
     seconds: float
@@ -149,6 +166,7 @@ class Report:
     s3_clients: dict[str, int] = field(default_factory=dict)
     resumed_s: dict[str, float] = field(default_factory=dict)
     outage: Outage | None = None
+    moves: dict[str, int] = field(default_factory=dict)
     exit_codes: dict[int, int] = field(default_factory=dict)
     packed_objects: int = 0
     gc_moved_objects: int = 0
@@ -191,11 +209,16 @@ def configure(folder: Path, servers: Servers) -> Path:
         )
         + cells
     )
+    create_stores(config)
+    return config
+
+
+def create_stores(config: Path) -> None:
+    """Create the store of a configuration, or its cells. Raises Transient."""
     for name, settings in stores_of(config).items():
         initialise(patient(settings))
         if name:
             enter_cell(load_settings(config, {}), name)
-    return config
 
 
 def _new_database(server: DevServer | VitessServer, name: str) -> str:
@@ -207,20 +230,27 @@ def _new_database(server: DevServer | VitessServer, name: str) -> str:
     return url
 
 
-def _actors(servers: Servers, gateway: Access) -> dict[str, Actor]:
+def _actors(servers: Servers, gateway: Access, moves: Moves) -> dict[str, Actor]:
     """The daemons of each kind. Each has its kind's key of least privilege, and its own port, or one for each cell."""
     keyrings = Path(servers.ceph.url).parent
+
+    def key_of(role: str) -> dict[str, str]:
+        return {
+            "NOS_EC_CEPH__USER": f"client.nos-ec-{role}",
+            "NOS_EC_CEPH__KEYRING_FILE": str(keyrings / f"client.nos-ec-{role}.keyring"),
+        }
+
     actors = {S3_ACTOR: gateway_actor(gateway)}
     for name in servers.daemons():
         if name == S3_ACTOR:
             continue
+        if name == MOVER:
+            actors[name] = Actor(moves, key_of("admin"))
+            continue
         kind = name.partition("-")[0]
         ports = {f"NOS_EC_CELLS__{cell.upper()}__MONITORING__PORT": free_port() for cell in servers.cells}
         ports = ports or {"NOS_EC_MONITORING__PORT": free_port()}
-        environment = {
-            "NOS_EC_CEPH__USER": f"client.nos-ec-{kind}",
-            "NOS_EC_CEPH__KEYRING_FILE": str(keyrings / f"client.nos-ec-{kind}.keyring"),
-        } | {variable: str(port) for variable, port in ports.items()}
+        environment = key_of(kind) | {variable: str(port) for variable, port in ports.items()}
         actors[name] = Actor(ARGUMENTS[kind], environment, tuple(ports.values()))
     return actors
 
@@ -233,38 +263,43 @@ def run_chaos(
     when a server does not come back, NosError when the store cannot be inspected.
     """
     config = configure(folder, servers)
-    homes = claim_homes(config, servers, (*LIBRARY_WRITERS, *S3_WRITERS))
+    homes = claim_homes(config, servers.cells, (*LIBRARY_WRITERS, *S3_WRITERS))
+    moves = Moves(moving_among(homes), servers.cells, seed)
     report = Report(seed, seconds)
     with ExitStack() as stack:
         gateways = [stack.enter_context(closing(Gateway(config))) for _ in range(GATEWAYS)]
         access = Access(address(), *create_key(config, S3_ACCOUNT))
-        fleet = Fleet(config, _actors(servers, access), restart_wait_s=RESTART_WAIT_S)
+        fleet = Fleet(config, _actors(servers, access, moves), restart_wait_s=RESTART_WAIT_S)
         stack.callback(fleet.abandon)
         strikes = schedule(seed, seconds, every_s, servers.kinds(), servers.osds(), servers.daemons())
         with gateways[0].use() as store:
             s3 = S3Objects(access, store.packed_size_max)
         striker = Striker(servers, fleet, strikes, say)
         stack.callback(striker.wake_all)
-        histories = _run_clients(Run(config, servers, homes, gateways, s3, striker, fleet, say), report)
+        histories = _run_clients(Run(config, servers, homes, moves, gateways, s3, striker, fleet, say), report)
         for gateway in gateways:
             gateway.close()
         report.logged_objects = sum(gateway.logged_objects for gateway in gateways)
-        _heal_and_drain(config, striker, report, say)
+        _heal_and_drain(config, striker, moves, report, say)
         fleet.stop()
         _ask_fleet(fleet, report)
         set_mode(config, "store")
-        report.problems += wrong_homes(config, servers, homes)
+        if servers.cells:
+            _ask_moves(config, moves, fleet, report)
+        homes = {**homes, **moves.homes}
+        report.problems += wrong_homes(config, homes)
         _inspect(config, histories, homes, report, say)
     return report
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What works in a run. homes: the cells of the buckets."""
+    """What works in a run. homes: the cells of the buckets when it begins."""
 
     config: Path
     servers: Servers
     homes: Mapping[str, str]
+    moves: Moves
     gateways: Sequence[Gateway]
     s3: S3Objects
     striker: Striker
@@ -272,10 +307,13 @@ class Run:
     say: Callable[[str], None]
 
     def writers(self, seed: int, totals: Totals, s3_totals: Totals) -> list[Writer]:
-        """Clients that write through the library, and through S3 in buckets that are created here."""
-        writers = [Writer(number, seed, self._gateway(number), WORKLOAD, totals) for number in LIBRARY_WRITERS]
-        s3 = [Writer(number, seed, always(self.s3), WORKLOAD, s3_totals) for number in S3_WRITERS]
-        self.s3.create_buckets(bucket for writer in s3 for bucket in writer.buckets)
+        """Clients that write through the library, and through S3 in buckets that are created here. So are those that
+        are moved."""
+        workload = CELL_WORKLOAD if self.servers.cells else WORKLOAD
+        writers = [Writer(number, seed, self._gateway(number), workload, totals) for number in LIBRARY_WRITERS]
+        s3 = [Writer(number, seed, always(self.s3), workload, s3_totals) for number in S3_WRITERS]
+        self.s3.create_buckets({*self.moves.homes, *(bucket for writer in s3 for bucket in writer.buckets)})
+        self.moves.begin()
         return writers + s3
 
     def readers(
@@ -319,7 +357,8 @@ def _run_clients(run: Run, report: Report) -> Mapping[ObjectKey, History]:
     clients.start()
     try:
         if run.servers.cells:
-            report.outage = lose_database(run.servers, fleet, clients, calls, run.homes, report.seed, say)
+            stay = {bucket: home for bucket, home in run.homes.items() if bucket not in run.moves.homes}
+            report.outage = lose_database(run.servers, fleet, clients, calls, stay, report.seed, say)
             report.problems += report.outage.problems
         start_s = time.monotonic()
         striker.begin()
@@ -359,8 +398,9 @@ def _note_resumed(striker: Striker, puts: Sequence[Call], report: Report) -> Non
     ]
 
 
-def _heal_and_drain(config: Path, striker: Striker, report: Report, say: Callable[[str], None]) -> None:
-    """Wait until the daemons are healthy again, have packed everything and emptied the landing log, without help."""
+def _heal_and_drain(config: Path, striker: Striker, moves: Moves, report: Report, say: Callable[[str], None]) -> None:
+    """Wait until the daemons are healthy again, have packed everything and emptied the landing log, without help. The
+    last move is completed before."""
 
     def waiting() -> str:
         striker.turn()
@@ -373,11 +413,17 @@ def _heal_and_drain(config: Path, striker: Striker, report: Report, say: Callabl
         segments = [segments for _, segments in found if segments]
         return f"the landing log is not empty: {segments}" if segments else ""
 
+    def moving() -> str:
+        striker.turn()
+        return moves.unfinished
+
     start_s = time.monotonic()
     try:
         striker.heal()
         report.healed_s = round(time.monotonic() - start_s, 1)
         say(f"clients stopped; all servers and daemons healthy after {report.healed_s} s")
+        moves.finish()
+        await_nothing("the last move of a bucket", MOVE_S_MAX, moving)
         with ExitStack() as stack:
             databases = [
                 stack.enter_context(closing(open_metadata(settings.store.url())))
@@ -394,6 +440,18 @@ def _ask_fleet(fleet: Fleet, report: Report) -> None:
     report.exit_codes = dict(sorted(fleet.codes.items()))
     report.problems += fleet.misbehaviour(CODES | {UNREACHED})
     report.gc_moved_objects, report.gc_deleted_blocks = _collected(fleet)
+
+
+def _ask_moves(config: Path, moves: Moves, fleet: Fleet, report: Report) -> None:
+    served_again = sum(
+        str(line.get("event", "")).startswith("a bucket takes changes again")
+        for name in fleet.all()
+        for line in fleet.said(name)
+    )
+    report.moves = {**moves.counts, "served again": served_again}
+    report.problems += moves.problems + incomplete(config)
+    if not moves.counts["completed"]:
+        report.problems.append("no bucket was moved: the run proves little")
 
 
 def _collected(fleet: Fleet) -> tuple[int, int]:

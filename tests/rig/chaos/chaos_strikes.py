@@ -34,11 +34,12 @@ VITESS_KINDS = (
     "sleep etcd",
 )
 """With Vitess, they come instead of the strikes on MySQL."""
-CELL_KINDS = ("kill cell", "sleep cell")
-"""With several cells, they come as well: strikes on the database that the last cell has for itself."""
+CELL_KINDS = ("kill cell", "sleep cell", "kill mover", "sleep mover")
+"""With several cells, they come as well: strikes on the database that the last cell has for itself, and on the command
+that moves buckets."""
 DAEMONS = ("producer-0", "producer-1", "consumer-0", "consumer-1", "consumer-2", "gc-0", "s3-0")
-CELL_DAEMONS = ("producer-0", "consumer-0", "consumer-1", "gc-0", "s3-0")
-"""With several cells, because all but the gateway then start a process for each cell."""
+CELL_DAEMONS = ("producer-0", "consumer-0", "consumer-1", "gc-0", "s3-0", "mover-0")
+"""With several cells. There are fewer, because all but the gateway and the mover then start a process for each cell."""
 OSDS_DOWN_MAX = 2
 """8+3 can be read and written with this many of its 11 OSDs down."""
 LEASE_S = 4.0
@@ -46,6 +47,8 @@ LEASE_S = 4.0
 FIRST_STRIKE_S = 5.0
 """By then the daemons are working."""
 HEAL_S_MAX = 180.0
+MOMENT_S_MAX = 15.0
+"""How long a strike on a daemon waits for a moment at which it proves most."""
 WAIT_S = 0.1
 
 
@@ -99,7 +102,7 @@ class Strike:
 
     @property
     def what(self) -> str:
-        """The target: consumer, producer, gc, s3, osd, kafka, mysql, cell, or a part of Vitess."""
+        """The target: consumer, producer, gc, s3, mover, osd, kafka, mysql, cell, or a part of Vitess."""
         return self.kind.partition(" ")[2]
 
     @property
@@ -123,7 +126,7 @@ def schedule(
             if at_s > seconds - every_s / 2:
                 return
             for_s = rng.uniform(0.15, 0.4) * every_s
-            if kind in ("sleep consumer", "sleep producer"):
+            if kind in ("sleep consumer", "sleep producer", "sleep mover"):
                 for_s = LEASE_S * rng.uniform(1.2, 2.5)
             if kind == "sleep primary":
                 for_s = rng.uniform(0.2, 1.5) * every_s  # it is replaced after some 10 s
@@ -185,7 +188,8 @@ class Striker:
     def _possible(self, strike: Strike) -> bool:
         server = self._server(strike)
         if server is None:
-            return strike.targets[0] not in self._fleet.asleep()
+            is_late = self._passed_s() > strike.at_s + MOMENT_S_MAX
+            return (self._fleet.is_awake if is_late else self._fleet.may_be_struck)(strike.targets[0])
         return server not in self._struck and server.settled()
 
     def _carry_out(self, strike: Strike) -> None:

@@ -2,7 +2,9 @@
 
 Real processes, kill -9, and SIGSTOP for longer than lease and session (a zombie writer comes back, invariant 8). A
 reading must be right at any moment; afterwards everything acknowledged is there, block counters add up, nothing is left
-over. Every other writer uses the landing log, and one more S3, through a gateway that is killed as well.
+over. Every other writer uses the landing log, and one more S3, through a gateway that is killed as well. With three
+cells, an operator moves buckets from cell to cell, and the commands are killed and stopped, too.
+
 NOS_EC_DEV_CHAOS_S sets how long it runs, NOS_EC_DEV_CHAOS_SEED repeats the choices of a run (not its timing).
 """
 
@@ -12,21 +14,30 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from nos_ec.composition.wiring import initialise, open_system
+from nos_ec.composition.wiring import open_system
+from nos_ec.core.ids import ObjectKey
 from nos_ec.settings import load_settings
-from tests.rig.at_rest import come_to_rest, landing_log_of
-from tests.rig.chaos.chaos_clients import Clients, Reader, Totals, Workload, Writer, always, judge
+from tests.rig.at_rest import come_to_rest
+from tests.rig.chaos.chaos_cells import claim_homes, judge_cells, moving_among, stores_of, wrong_homes
+from tests.rig.chaos.chaos_clients import Clients, History, Reader, Totals, Workload, Writer, always
 from tests.rig.chaos.chaos_fleet import CODES, Actor, Fleet
+from tests.rig.chaos.chaos_gateway import LibraryStore, open_library
+from tests.rig.chaos.chaos_moves import ACTOR as MOVER
+from tests.rig.chaos.chaos_moves import Moves, incomplete
+from tests.rig.chaos.chaos_run import ARGUMENTS, create_stores
 from tests.rig.chaos.chaos_s3 import ACTOR as S3_ACTOR
 from tests.rig.chaos.chaos_s3 import FIRST_WRITER, S3Objects, address, gateway_actor
+from tests.rig.chaos.chaos_strikes import await_nothing
 from tests.rig.s3.s3_gateway import Access, create_key
 from tests.rig.sampling import sampled
-from tests.service.conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, Bench
+from tests.service.conftest import CHUNK, CONFIG, SHORT, SHORT_MS, STRIPE, WAIT_S_MAX
 
 pytestmark = [pytest.mark.every_time, pytest.mark.timed, pytest.mark.invariant(1)]
 
@@ -42,19 +53,15 @@ WRITERS, READERS = 3, 2
 
 GC_WORKERS = random.Random(SEED).choice([1, 3])
 """With several, two processes take turns with their work."""
-ACTORS = {
-    "producer-0": Actor(("producer",), SHORT),
-    "producer-1": Actor(("producer",), SHORT),
-    "consumer-0": Actor(("consumer",), SHORT),
-    "consumer-1": Actor(("consumer",), SHORT),
-    "consumer-2": Actor(("consumer",), SHORT),
-    **{
-        f"gc-{number}": Actor(("gc", "run", "--apply", "--loop"), SHORT)
-        for number in range(1 if GC_WORKERS == 1 else 2)
-    },
-}
-"""Besides a gateway, which is only killed: a client that gave up waiting would not know what became of its request."""
-S3_WRITERS = 1
+COUNTS = {"producer": 2, "consumer": 3, "gc": 1 if GC_WORKERS == 1 else 2}
+CELL_COUNTS = {"producer": 1, "consumer": 2, "gc": 1}
+"""With several cells there are fewer daemons, because each has a process for each cell."""
+S3_NUMBERS = range(FIRST_WRITER, FIRST_WRITER + 1)
+"""The numbers of the writers that use S3."""
+S3_CHANGES_MIN = 10
+"""The gateway is killed again after this many changes have succeeded: a busy machine takes long to start it."""
+CASES: Sequence[Sequence[str]] = [(), ("a", "b", "c")]
+"""The cells of the store."""
 SETTINGS = {
     "reservation_ms = 30000": f"reservation_ms = {SHORT_MS}",
     "lease_ttl_ms = 30000": f"lease_ttl_ms = {SHORT_MS}",
@@ -71,9 +78,71 @@ WORKLOAD = Workload(
 )
 
 
-def _strike(fleet: Fleet, rng: random.Random) -> str:
-    """Kill one process, or stop it for longer than its lease and its session. Returns what was done."""
-    name = rng.choice([name for name in fleet.all() if name not in fleet.asleep()])
+def configure(folder: Path, cells: Sequence[str]) -> Path:
+    """Create a store, or its cells. Returns its configuration."""
+    text = CONFIG + "segment_age_ms = 2000\n[logging]\nformat = 'json'\n"
+    for section, more in SETTINGS.items():
+        text = text.replace(section, more)
+    if cells:
+        text = text.replace('root = "store"', f'directory = "{cells[0]}"')
+        text += "".join(f'[cells.{name}]\nstore.root = "{name}"\n' for name in cells)
+    config = folder / "nos-ec.toml"
+    config.write_text(text)
+    create_stores(config)
+    return config
+
+
+def actors(access: Access, moves: Moves) -> dict[str, Actor]:
+    """The daemons, a gateway, and with several cells the operator who moves buckets."""
+    counts = CELL_COUNTS if moves.homes else COUNTS
+    found = {
+        f"{kind}-{number}": Actor(ARGUMENTS[kind], SHORT) for kind, count in counts.items() for number in range(count)
+    }
+    found[S3_ACTOR] = gateway_actor(access, **SHORT)
+    return found | ({MOVER: Actor(moves, SHORT)} if moves.homes else {})
+
+
+@dataclass(slots=True)
+class Run:
+    """What works in a run: stores whose PUTs use the landing log or not, S3, and an operator."""
+
+    logged: LibraryStore
+    other: LibraryStore
+    s3: S3Objects
+    moves: Moves
+    working: Clients = field(init=False)
+    totals: Totals = field(default_factory=Totals)
+    s3_totals: Totals = field(default_factory=Totals)
+    changes_before: int = 0
+    """How many changes through S3 had succeeded when the gateway was last killed."""
+
+    def clients(self) -> Mapping[ObjectKey, History]:
+        """Start all clients, once the buckets exist that S3 uses, and those that are moved. Returns what they know."""
+        uses = [always(self.logged), always(self.other)]
+        workload = replace(WORKLOAD, batch_in_bucket=bool(self.moves.homes))
+        writers = [Writer(number, SEED, uses[number % 2], workload, self.totals) for number in range(WRITERS)]
+        s3_writers = [Writer(number, SEED, always(self.s3), workload, self.s3_totals) for number in S3_NUMBERS]
+        histories = {key: history for one in writers + s3_writers for key, history in one.histories.items()}
+        readers = [Reader(number, SEED, uses[number % 2], histories, self.totals) for number in range(READERS)]
+        readers.append(Reader(FIRST_WRITER, SEED, always(self.s3), histories, self.s3_totals))
+        self.s3.create_buckets({*self.moves.homes, *(bucket for one in s3_writers for bucket in one.buckets)})
+        self.moves.begin()
+        runs = [*(one.run for one in writers + s3_writers), *(one.run for one in readers)]
+        self.working = Clients(runs, self.totals)
+        self.working.start()
+        return histories
+
+
+def _strike(fleet: Fleet, rng: random.Random, run: Run) -> str:
+    """Kill one process, or stop it for longer than its lease and its session. The gateway is only killed: a client that
+    gave up waiting would not know what became of its request. Returns what was done."""
+    with run.s3_totals.lock:
+        changes = sum(run.s3_totals.counts[what] for what in ("put", "put large", "put batch", "delete"))
+    has_worked = changes >= run.changes_before + S3_CHANGES_MIN
+    names = [name for name in fleet.all() if fleet.may_be_struck(name) and (name != S3_ACTOR or has_worked)]
+    name = MOVER if MOVER in names else rng.choice(names)  # a bucket is not moved most of the time
+    if name == S3_ACTOR:
+        run.changes_before = changes
     if rng.random() < 0.6 or name == S3_ACTOR:
         fleet.kill(name)
         return f"kill {name}"
@@ -82,36 +151,46 @@ def _strike(fleet: Fleet, rng: random.Random) -> str:
     return f"stop {name} {for_s:.1f}s"
 
 
-def _run_clients_and_strike(fleet: Fleet, clients: Clients, totals: Totals, s3_totals: Totals) -> list[str]:
-    """Returns what was done to which process."""
+def _run_clients_and_strike(fleet: Fleet, run: Run) -> list[str]:
+    """Returns what was done to which process. The last move of a bucket is complete afterwards."""
     rng = random.Random(f"{SEED}/strikes")
     strikes: list[str] = []
-    clients.start()
+    clients = run.working
     end, last_end = time.monotonic() + SECONDS, time.monotonic() + SECONDS_MAX
     next_strike = time.monotonic() + 2
     while not clients.stopped.is_set() and time.monotonic() < last_end:
         fleet.mend()
-        if time.monotonic() >= end and not _missing(fleet, strikes, totals, s3_totals):
+        if time.monotonic() >= end and not _missing(fleet, strikes, run):
             break
         if time.monotonic() >= next_strike:
-            strikes.append(_strike(fleet, rng))
+            strikes.append(_strike(fleet, rng, run))
             next_strike = time.monotonic() + rng.uniform(1, 3)
         clients.stopped.wait(0.05)
     fleet.wake()
     clients.stop(fleet.mend)
+    run.moves.finish()
+
+    def moving() -> str:
+        fleet.mend()
+        return run.moves.unfinished
+
+    await_nothing("the last move of a bucket", WAIT_S_MAX, moving)
     return strikes
 
 
-def _missing(fleet: Fleet, strikes: list[str], totals: Totals, s3_totals: Totals) -> list[str]:
-    """What has not been seen often enough: things killed, stopped and collected while clients worked. With any of it
-    missing the run proves nothing."""
+def _missing(fleet: Fleet, strikes: list[str], run: Run) -> list[str]:
+    """What has not been seen often enough: things killed, stopped, moved and collected while clients worked. With any
+    of it missing the run proves nothing."""
     seen = Counter(strike.partition(" ")[0] for strike in strikes)
-    seen[f"kill {S3_ACTOR}"] = strikes.count(f"kill {S3_ACTOR}")
-    with totals.lock, s3_totals.lock:
-        seen.update(totals.counts)
-        seen.update({f"s3 {what}": count for what, count in s3_totals.counts.items()})
+    seen.update(" ".join(strike.split()[:2]) for strike in strikes)
+    with run.totals.lock, run.s3_totals.lock:
+        seen.update(run.totals.counts)
+        seen.update({f"s3 {what}": count for what, count in run.s3_totals.counts.items()})
+    seen.update({f"move {what}": count for what, count in run.moves.counts.items()})
     wanted = {"kill": SECONDS / 10, "stop": 1, "read": 100, "put": 20, "put large": 4, "delete": 20}
     wanted |= {f"kill {S3_ACTOR}": 1, "s3 read": 20, "s3 put": 10, "s3 put large": 1, "s3 delete": 10}
+    if run.moves.homes:
+        wanted |= {f"kill {MOVER}": 1, "move completed": 1, "move interrupted": 1}
     missing = [f"{what}: {seen[what]} of {count}" for what, count in wanted.items() if seen[what] < count]
     missing += [
         f"gc: no {figure}"
@@ -121,50 +200,38 @@ def _missing(fleet: Fleet, strikes: list[str], totals: Totals, s3_totals: Totals
     return missing
 
 
-def test_chaos(tmp_path: Path, say: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("cells", sampled(CASES[:1], CASES), ids=lambda cells: f"{len(cells) or 1} cells")
+def test_chaos(tmp_path: Path, say: Callable[[str], None], cells: Sequence[str]) -> None:
     assert SECONDS >= SECONDS_MIN, f"NOS_EC_DEV_CHAOS_S: {SECONDS} s prove nothing; use {SECONDS_MIN} at least"
-    bench = Bench(tmp_path)
-    text = CONFIG + "segment_age_ms = 2000\n[logging]\nformat = 'json'\n"
-    for section, more in SETTINGS.items():
-        text = text.replace(section, more)
-    bench.config.write_text(text)
-    initialise(bench.settings())
-    totals, s3_totals = Totals(), Totals()
-    access = Access(address(), *create_key(bench.config, "root"))
-    say(f"\nchaos of {SECONDS:.0f} s, NOS_EC_DEV_CHAOS_SEED={SEED}")
-    by_store = load_settings(bench.config, {"NOS_EC_LANDING__MODE": "store"})
-    with bench.open() as system, open_system(by_store) as other:
-        uses = [always(system.client.store()), always(other.client.store())]
-        s3 = S3Objects(access, system.client.store().packed_size_max)
-        s3_numbers = range(FIRST_WRITER, FIRST_WRITER + S3_WRITERS)
-        s3_writers = [Writer(number, SEED, always(s3), WORKLOAD, s3_totals) for number in s3_numbers]
-        writers = [Writer(number, SEED, uses[number % 2], WORKLOAD, totals) for number in range(WRITERS)]
-        writers += s3_writers
-        histories = {key: history for writer in writers for key, history in writer.histories.items()}
-        readers = [Reader(number, SEED, uses[number % 2], histories, totals) for number in range(READERS)]
-        readers.append(Reader(FIRST_WRITER, SEED, always(s3), histories, s3_totals))
-        clients = Clients([*(w.run for w in writers), *(r.run for r in readers)], totals)
-        fleet = Fleet(bench.config, ACTORS | {S3_ACTOR: gateway_actor(access, **SHORT)}, restart_wait_s=0)
-        try:
-            s3.create_buckets(bucket for writer in s3_writers for bucket in writer.buckets)
-            strikes = _run_clients_and_strike(fleet, clients, totals, s3_totals)
-            fleet.stop()
-        finally:
-            fleet.abandon()
+    config = configure(tmp_path, cells)
+    homes = claim_homes(config, cells, [*range(WRITERS), *S3_NUMBERS])
+    moves = Moves(moving_among(homes), cells, SEED)
+    access = Access(address(), *create_key(config, "root"))
+    say(f"\nchaos of {SECONDS:.0f} s, NOS_EC_DEV_CHAOS_SEED={SEED}, {len(cells)} cells")
+    with ExitStack() as stack:
+        modes = [{"NOS_EC_LANDING__MODE": mode} for mode in ("log", "store")]
+        logged, other = (stack.enter_context(closing(open_library(load_settings(config, mode)))) for mode in modes)
+        run = Run(logged, other, S3Objects(access, logged.packed_size_max), moves)
+        fleet = Fleet(config, actors(access, moves), restart_wait_s=0)
+        stack.callback(fleet.abandon)
+        histories = run.clients()
+        strikes = _run_clients_and_strike(fleet, run)
+        fleet.stop()
         say(", ".join(strikes))
-        say(f"S3: {dict(sorted(s3_totals.counts.items()))}")
-        say(f"{dict(sorted(totals.counts.items()))} exit codes {dict(fleet.codes)}")
-        assert totals.failures == []
-        assert fleet.misbehaviour(CODES) == []
-        assert _missing(fleet, strikes, totals, s3_totals) == []
-        assert system.metadata.totals().packed_objects > 0
-        log = landing_log_of(system)
-        assert log is not None
-        assert log.counters.records > 0
-        before = judge(system.client.store(), histories)
-    with bench.open() as system:
-        left = come_to_rest(system)
-        after = judge(system.client.store(), histories)
+        say(f"S3: {dict(sorted(run.s3_totals.counts.items()))}; moves of buckets: {dict(moves.counts)}")
+        say(f"{dict(sorted(run.totals.counts.items()))} exit codes {dict(fleet.codes)}")
+        assert run.totals.failures + run.s3_totals.failures == []
+        assert fleet.misbehaviour(CODES) + moves.problems == []
+        assert _missing(fleet, strikes, run) == []
+        assert all(system.metadata.totals().packed_objects > 0 for system in logged.systems.values())
+        assert logged.logged_objects > 0
+        homes = {**homes, **moves.homes}
+        assert wrong_homes(config, homes) + (incomplete(config) if cells else []) == []
+        before = judge_cells(logged.systems, histories, homes)
+    with ExitStack() as stack:
+        systems = {name: stack.enter_context(open_system(settings)) for name, settings in stores_of(config).items()}
+        left = [what for system in systems.values() for what in come_to_rest(system)]
+        after = judge_cells(systems, histories, homes)
     assert before == after
     assert (after.uncertain, after.lost, after.corrupt) == (0, [], [])
     assert left == []

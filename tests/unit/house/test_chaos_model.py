@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,9 @@ from nos_ec.engine.objects.store import Store
 from tests.rig import dev_servers
 from tests.rig.chaos import chaos_fleet
 from tests.rig.chaos.chaos_clients import History, judge, value_of
-from tests.rig.chaos.chaos_fleet import Fleet
+from tests.rig.chaos.chaos_fleet import Actor, Fleet
 from tests.rig.chaos.chaos_gateway import plan_of_modes, set_mode
+from tests.rig.chaos.chaos_moves import Moves
 from tests.rig.chaos.chaos_run import CONFIG
 from tests.rig.chaos.chaos_strikes import CELL_DAEMONS, CELL_KINDS, KINDS, OSDS_DOWN_MAX, VITESS_KINDS, schedule
 from tests.rig.dev_servers import WHOLE, beside, free_port
@@ -100,6 +103,151 @@ def test_the_processes_of_all_cells_of_a_daemon_sleep_and_wake(tmp_path: Path) -
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
         process.wait(WAIT_S_MAX)
+
+
+def test_a_process_that_has_ended_is_not_put_to_sleep(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "nos-ec.toml", {}, restart_wait_s=1)
+    process = fleet._processes["mover-0"] = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    fleet.put_to_sleep("mover-0", 60)
+    assert fleet.asleep() == set()
+    assert chaos_fleet._children(process.pid) == []
+
+
+class _Errands:
+    """Runs `nos-ec --version`, and then a command that there is not."""
+
+    def __init__(self) -> None:
+        self.left = [("--version",), ("nothing",)]
+        self.ended_with: list[tuple[int, bool]] = []
+
+    def next_command(self) -> tuple[str, ...] | None:
+        return self.left[0] if self.left else None
+
+    def ended(self, code: int, said: str) -> bool:
+        self.left.pop(0)
+        self.ended_with.append((code, "nothing" in said))
+        return True
+
+    may_be_struck = True
+
+    def struck(self) -> None:
+        self.ended_with.append((0, False))
+
+
+def test_the_commands_of_errands_run_one_after_another(tmp_path: Path) -> None:
+    errands = _Errands()
+    fleet = Fleet(tmp_path / "nos-ec.toml", {"mover-0": Actor(errands)}, restart_wait_s=3600)
+
+    def both_have_run() -> bool:
+        fleet.mend()
+        return len(errands.ended_with) == 2
+
+    try:
+        until(both_have_run, "both have run")
+        assert not fleet.may_be_struck("mover-0")
+    finally:
+        fleet.abandon()
+    assert errands.ended_with == [(0, False), (2, True)]
+    assert fleet.codes == {}
+    assert fleet.misbehaviour({0}) == []
+
+
+ROUND = [
+    "cells move b-2 --to c --bytes-per-s 2MiB",
+    "--cell c metadata dump",
+    "cells purge b-2 --from a",
+    "--cell a metadata dump",
+]
+
+
+def moves_of(chance: float = 1.0, now_s: Callable[[], float] = lambda: 0.0) -> Moves:
+    """The operator who begins to move a bucket from a to c, and who gives up moves that were interrupted if this number
+    is small."""
+    moves = Moves({"b-2": "a"}, ["a", "c"], 1, now_s)
+    moves._random = cast(Any, SimpleNamespace(choice=lambda cells: cells[0], random=lambda: chance))
+    assert moves.next_command() is None
+    moves.begin()
+    return moves
+
+
+def run_all(moves: Moves, codes: Mapping[int, int]) -> list[str]:
+    """Run the commands of a round and of what follows from it, without a further round. codes: how the commands with
+    these numbers end, if not with success. Returns all commands."""
+    ran: list[str] = []
+    while (command := moves.next_command()) is not None:
+        moves.finish()
+        ran.append(" ".join(command))
+        moves.ended(codes.get(len(ran) - 1, 0), "what it said")
+    assert moves.unfinished == ""
+    return ran
+
+
+def test_a_bucket_is_moved_and_its_way_back_is_prepared() -> None:
+    moves = moves_of()
+    assert run_all(moves, {}) == ROUND
+    assert (moves.homes, moves.counts, moves.problems) == ({"b-2": "c"}, {"completed": 1}, [])
+
+
+def test_what_did_not_succeed_is_repeated() -> None:
+    moves = moves_of()
+    killed, database_away, another_dumps = -signal.SIGKILL, 7, 5
+    ran = run_all(moves, {0: killed, 1: database_away, 3: another_dumps, 5: killed})
+    assert ran == [ROUND[0], ROUND[0], ROUND[0], ROUND[1], ROUND[1], ROUND[2], ROUND[2], ROUND[3]]
+    assert (moves.homes, moves.counts, moves.problems) == ({"b-2": "c"}, {"interrupted": 2, "completed": 1}, [])
+
+
+def test_a_move_that_was_interrupted_may_be_given_up() -> None:
+    moves = moves_of(0.0)
+    ran = run_all(moves, {0: -signal.SIGKILL, 1: -signal.SIGKILL})
+    give_up = "cells move b-2 --to a"
+    assert ran == [ROUND[0], give_up, give_up, "--cell a metadata dump", "cells purge b-2 --from c", ROUND[1]]
+    assert (moves.homes, moves.counts, moves.problems) == ({"b-2": "a"}, {"interrupted": 1, "given up": 1}, [])
+
+
+@pytest.mark.parametrize("refused", [2, 5])
+def test_a_move_that_cannot_be_given_up_is_completed(refused: int) -> None:
+    moves = moves_of(0.0)
+    ran = run_all(moves, {0: -signal.SIGKILL, 1: refused})
+    assert ran == [ROUND[0], "cells move b-2 --to a", "--cell c metadata dump", *ROUND]
+    assert (moves.homes, moves.counts, moves.problems) == ({"b-2": "c"}, {"interrupted": 1, "completed": 1}, [])
+
+
+def test_moves_are_struck_while_they_copy_and_only_after_a_command_has_succeeded() -> None:
+    now_s = [0.0]
+    moves = moves_of(0.5, lambda: now_s[0])
+
+    def command(code: int, took_s: float = 10.0) -> list[float]:
+        """Run a command of this length. Returns when it may be struck."""
+        began_s = now_s[0]
+        moves.next_command()
+        found = []
+        while now_s[0] < began_s + took_s:
+            now_s[0] += 1.0
+            found += [now_s[0] - began_s] if moves.may_be_struck else []
+        moves.ended(code, "")
+        return found
+
+    assert [command(0) for _ in ROUND] == 4 * [[]]  # the first move shows how long one takes
+    assert command(-signal.SIGKILL) == [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+    moves.struck()
+    assert command(0, 30.0) == []
+    assert [command(0) for _ in ROUND[1:]] == 3 * [[]]
+    assert command(0, 30.0)[0] == 15.0
+
+
+def test_a_move_that_is_taken_for_dead_again_and_again_is_repeated() -> None:
+    moves = moves_of()
+    moves.next_command()
+    assert not moves.ended(5, "error: cell a serves bucket b-2 again: it took this process for dead")
+    assert (moves.unfinished, moves.problems) == (ROUND[0], [])
+
+
+@pytest.mark.parametrize(("number", "code"), [(0, 2), (0, 5), (0, 1), (1, 2), (2, 5)])
+def test_a_command_that_ends_as_it_must_not_is_found(number: int, code: int) -> None:
+    moves = moves_of()
+    run_all(moves, {number: code})
+    assert moves.problems == [f"{ROUND[number]} ended with exit code {code}: what it said"]
 
 
 def state_of(pid: int) -> str:
