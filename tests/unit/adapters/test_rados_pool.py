@@ -34,8 +34,8 @@ class BindingError(Exception):
 
 
 class Listing:
-    """An object listing of the binding: `None` is an end, or a failure that looks like one. A number lets this many
-    seconds pass."""
+    """An object listing of the binding: `None` is an end, or a failure that looks like one. A number lets this
+    many seconds pass."""
 
     def __init__(self, steps: Sequence[str | float | None], clock: Clock) -> None:
         self._steps = list(steps)

@@ -20,6 +20,7 @@ from nos_ec.core.formats.landing_format import TYPE_PUT, decode_footer, decode_n
 from nos_ec.core.ids import LandingId, SegmentId, log_of, record_offset, segment_of
 from nos_ec.core.states import SegmentState
 from nos_ec.engine.landing.landed_in_log import LandedInLog
+from nos_ec.engine.landing.lander import LandedBatch, NewCopy
 from nos_ec.engine.landing.log_reader import LogReader
 from nos_ec.engine.landing.log_recovery import BACK_OFF, LogRecovery
 from nos_ec.engine.landing.log_segment import RETRY_WAIT_MS, LogSegment
@@ -744,7 +745,7 @@ def test_a_clock_that_was_set_back_gives_no_id_twice(rig: Rig) -> None:
 
 
 def test_many_threads(rig: Rig) -> None:
-    """8 threads put batches while appends fail at random; sealing never comes before settling."""
+    """8 threads put batches while appends fail at random, and try again later; sealing never comes before settling."""
     chance, lock = Random(7), threading.Lock()
     unsettled: dict[SegmentId, int] = {}
     too_early: list[SegmentId] = []
@@ -762,14 +763,18 @@ def test_many_threads(rig: Rig) -> None:
     rig.segments.on_seal = sealing
     rig.medium.on_append, rig.medium.tear = fail, lambda size: size // 2
 
-    def work(thread: int) -> int:
-        done = 0
+    def land(new: Sequence[NewCopy]) -> tuple[LandedBatch, list[LandingId]]:
+        while True:
+            try:
+                return rig.land(new)
+            except Transient:
+                rig.clock.advance(RETRY_WAIT_MS)
+                rig.log.tend()
+
+    def work(thread: int) -> None:
         for number in range(40):
             new = copies(*[Random(f"{thread} {number}").randrange(1, 2000)] * 3, seed=thread)
-            try:
-                landed, ids = rig.land(new)
-            except Transient:
-                continue
+            landed, ids = land(new)
             with lock:
                 for segment in {segment_of(landing_id) for landing_id in ids}:
                     unsettled[segment] = unsettled.get(segment, 0) + 1
@@ -778,13 +783,10 @@ def test_many_threads(rig: Rig) -> None:
                 for segment in {segment_of(landing_id) for landing_id in ids}:
                     unsettled[segment] -= 1
             landed.settle(())
-            done += 1
-        return done
 
     with ThreadPoolExecutor(8) as pool:
-        done = sum(pool.map(work, range(8)))
-    assert done > 250
-    assert len(rig.segments.recorded) == 3 * done
+        list(pool.map(work, range(8)))
+    assert len(rig.segments.recorded) == 3 * 8 * 40
     assert not too_early
     rig.check()
     rig.log.close()
