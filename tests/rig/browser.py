@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.rig.programs import need_library, need_program
+from tests.rig.waiting import WAIT_S_MAX
 
 SEVERE = {"serious", "critical"}
 REFUSAL = re.compile("Failed to load resource: the server responded with a status of ([0-9]{3})")
 ICONS = ("/icon.svg", "/favicon.ico")
 """Paths that a browser requests at any time without being asked by a page."""
 POLL_MS = 50
-REFUSALS_POLLED = 600
 
 
 @contextmanager
@@ -26,6 +26,7 @@ def running_browser() -> Iterator[Browser]:
     """Yield a browser without windows. Skips the test (fails it, with REQUIRE_REAL=1) where it cannot be installed."""
     program = need_program("chromium")
     need_library("libatomic.so.1", "libatomic1")  # of Playwright's driver
+    expect.set_options(timeout=1000 * WAIT_S_MAX)
     with sync_playwright() as playwright:
         # Its sandbox needs rights that containers do not give.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
@@ -69,7 +70,7 @@ class Visit:
     def were_refused(self, *statuses: int) -> None:
         """Wait for the complaints about answers with these statuses, in this order, and forget them. There must be no
         others. A complaint may come after the page that it is about."""
-        for _ in range(REFUSALS_POLLED):
+        for _ in range(int(1000 * WAIT_S_MAX) // POLL_MS):
             if len(self.messages) >= len(statuses):
                 break
             self.page.wait_for_timeout(POLL_MS)
@@ -90,6 +91,7 @@ def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
     """Yield a visitor, for example with `color_scheme` or `viewport`. Afterwards, it must have had no complaint, and
     must have asked no other host."""
     context = browser.new_context(**options)
+    context.set_default_timeout(1000 * WAIT_S_MAX)
     try:
         visit = Visit(context, url)
         yield visit

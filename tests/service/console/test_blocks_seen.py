@@ -34,7 +34,7 @@ def make_up(system: System, count: int) -> None:
 
 def wait_for_tiles(page: Page, drawn: str = "") -> None:
     """Wait until tiles are drawn, if need be with this colour and order."""
-    page.locator(f"canvas[data-drawn='{drawn}']" if drawn else "canvas[data-drawn]").wait_for(timeout=60_000)
+    page.locator(f"canvas[data-drawn='{drawn}']" if drawn else "canvas[data-drawn]").wait_for()
 
 
 REQUESTS_MAX = 4

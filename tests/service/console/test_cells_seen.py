@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,13 +71,18 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @contextmanager
-def serving(settings: Settings, *open_first: str, tokens: LoginTokens | None = None) -> Iterator[Served]:
+def serving(
+    settings: Settings, *open_first: str, tokens: LoginTokens | None = None, wait_s: float = WAIT_S_MAX
+) -> Iterator[Served]:
+    """wait_s: how long the page of all cells waits for its panels."""
     clock = SystemClock()
     with (
-        closing(Panels(clock)) as panels,
+        pytest.MonkeyPatch.context() as patch,
+        closing(Panels(clock, wait_s)) as panels,
         cells_app(settings, clock, panels, tokens, os.urandom) as (app, cells),
         Server(app, "127.0.0.1", 0) as server,
     ):
+        patch.setattr(opening, "Panels", partial(Panels, wait_s_max=WAIT_S_MAX))
         served = Served(server.url, cells)
         served.wait_for(*open_first)
         yield served
@@ -252,8 +258,12 @@ class Hanging:
 
 
 def test_a_cell_that_hangs_later_delays_no_other(settings: Settings) -> None:
-    with serving(settings, *NAMES) as served, httpx.Client(base_url=served.url, timeout=WAIT_S_MAX) as client:
+    with (
+        serving(settings, *NAMES, wait_s=10) as served,
+        httpx.Client(base_url=served.url, timeout=WAIT_S_MAX) as client,
+    ):
         opened, hanging = served.cells.opened(), Hanging()
+        opened["b"].panels._wait_s_max = 0.1
         real, opened["b"].system.metadata = opened["b"].system.metadata, hanging
         try:
             text = client.get("/").text

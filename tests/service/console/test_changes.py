@@ -357,7 +357,7 @@ def browser() -> Iterator[Browser]:
 def serving(system: System) -> Iterator[str]:
     tokens = find_login_tokens(system.settings, "127.0.0.1", anonymous=False)
     with (
-        closing(Panels(system.clock)) as panels,
+        closing(Panels(system.clock, WAIT_S_MAX)) as panels,
         Server(create_app(system, panels, tokens, os.urandom), "127.0.0.1", 0) as server,
     ):
         yield server.url

@@ -29,7 +29,7 @@ from tests.rig.browser import running_browser, visiting
 from tests.rig.fakes.clock import FakeClock, SetClock
 from tests.rig.fakes.prometheus import alert, answer, fake_prometheus, hang, rules_of, vector
 from tests.rig.waiting import until
-from tests.service.conftest import Bench
+from tests.service.conftest import WAIT_S_MAX, Bench
 
 TOKEN = "a-token-of-more-than-16-characters"
 MANY_BLOCKS = 300_000
@@ -62,7 +62,7 @@ def clock(system: System) -> FakeClock:
 def serving(system: System, token: LoginTokens | None = None) -> Iterator[str]:
     """The URL of a running console."""
     with (
-        closing(Panels(system.clock)) as panels,
+        closing(Panels(system.clock, WAIT_S_MAX)) as panels,
         Server(create_app(system, panels, token, os.urandom), "127.0.0.1", 0) as server,
     ):
         yield server.url
@@ -379,7 +379,7 @@ def test_rates_of_prometheus_are_accessible(browser: Browser, bench: Bench, sche
 
 def test_a_prometheus_that_hangs_does_not_keep_a_page(browser: Browser, bench: Bench, system: System) -> None:
     bench.put_some(system, 5)
-    with fake_prometheus(hang) as (url, _):
+    with fake_prometheus(hang, answer_s_max=2) as (url, _):
         bench.config.write_text(f'{bench.config.read_text()}[console]\nprometheus_url = "{url}"\n')
         with bench.open() as watched, serving(watched) as console, visiting(browser, console) as visit:
             for _ in range(3):
