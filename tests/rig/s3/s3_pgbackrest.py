@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 from tests.rig.s3.s3_clients import Gateways, client_program
 from tests.rig.waiting import until
 
-AS_USER = ("unshare", "--user", "--map-user=65534", "--map-group=65534") if os.geteuid() == 0 else ()
-"""PostgreSQL refuses to run as root. In a namespace of its own, root is called nobody and still reaches its files."""
+_CAPABILITIES = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")
+_AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *_CAPABILITIES)
+AS_USER = _AS_NOBODY if os.geteuid() == 0 else ()
+"""PostgreSQL refuses to run as root. As nobody, it may still write into root's folders."""
 CONFIG = """
 listen_addresses = ''
 unix_socket_directories = '{sockets}'
