@@ -92,10 +92,10 @@ STOPS = (
 )
 """Where a command may go at once; at last to its end."""
 REFUSALS = re.compile(
-    "there is no bucket|is wide; such|is in cell . already|was moved to cell . meanwhile|is being moved to cell"
+    "there is no bucket|is wide; such|is in cell . already|was moved to cell .|is being moved to cell"
     "|still has old copies|must be dumped|was not moved away|is not complete; move it|can only be completed"
     "|another process has begun|was deleted while it was moved|it took this process for dead|was closed . times"
-    "|the database went away|give that up first"
+    "|the database went away|give that up first|has another place"
 )
 """What a command may end with."""
 ACL_OF_BOTH = "public-read-write"
@@ -628,10 +628,10 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def versions_of(client: Any, bucket: str, key: str = "") -> list[dict[str, Any]]:
-    """All versions and delete markers of a bucket, or of one key, sorted by key, the newest first."""
+    """All versions of a bucket, or of one key, sorted by key, and the delete markers of each key after its versions. Of
+    each kind, the newest is the first."""
     found = client.list_object_versions(Bucket=bucket, Prefix=key)
     entries = [one for kind in ("Versions", "DeleteMarkers") for one in found.get(kind, [])]
-    entries.sort(key=lambda one: one["LastModified"], reverse=True)
     return sorted((one for one in entries if key in ("", one["Key"])), key=lambda one: str(one["Key"]))
 
 
