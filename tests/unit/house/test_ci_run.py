@@ -22,8 +22,7 @@ fresh:
 	@touch fresh-began; echo "NOS_EC_FRESH_KEEP=$$NOS_EC_FRESH_KEEP"; echo "$(FRESH_COMMAND)"
 	@echo "   7 s  make up"; {sleep} test "$@" != "{failing}"
 test:
-	@echo "WORKERS=$(WORKERS) $(PYTEST_ARGS)" >>asked; echo "REQUIRE_REAL=$$REQUIRE_REAL"; echo "{closing}"
-	@test "$@" != "{failing}"
+	@echo "REQUIRE_REAL=$$REQUIRE_REAL"; echo "{closing}"; test "$@" != "{failing}"
 """
 
 
@@ -69,13 +68,6 @@ def test_all_parts_are_run_and_the_last_line_is_the_result_of_the_tests(tmp_path
     assert "NOS_EC_FRESH_KEEP=1" in kept
     assert "stack.sh install" in kept
     assert kept.splitlines()[0] not in ran.stdout
-
-
-def test_all_modules_are_compiled_once_before_the_tests(tmp_path: Path) -> None:
-    ran = run_parts(tmp_path)
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked == ["WORKERS=0 -q --collect-only", "WORKERS= --durations=40 --durations-min=5"]
-    assert ran.stdout.count(CLOSING) == 2, "once from the tests, and again at the end"
 
 
 @pytest.mark.parametrize(("whole", "turn"), [("0", " 7"), ("1", "")])
