@@ -1468,48 +1468,34 @@ def test_kill_the_command_that_gives_a_move_up(bench: Bench, point: str) -> None
         assert store.get("photos/plain") == b"new"
 
 
-@pytest.mark.parametrize("point", SERVED_AGAIN_POINTS)
-def test_kill_the_daemon_that_lets_a_bucket_take_changes_again(bench: Bench, point: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "died_at", "point"),
+    [("a", "moving.closed", one) for one in SERVED_AGAIN_POINTS]
+    + [("b", "moving.gone", one) for one in SERVED_MOVED_POINTS],
+)
+def test_kill_the_daemon_that_serves_a_bucket_whose_mover_died(
+    bench: Bench, name: str, died_at: str, point: str
+) -> None:
     settings = new_cells(bench.folder, a=1, b=0)
     bench.config = cells_config(bench.folder, a=1, b=0)
     before = fill(settings)
-    assert bench.run("cells", "move", "photos", "--to", "b", kill_at="moving.closed").returncode == -signal.SIGKILL
-    with open_system(settings.of_cell("a")) as system:
-        left = system.metadata.move_row("photos")
-    assert left is not None
-    let_die(settings, left.mover)
-    done = bench.run("--cell", "a", "consumer", "--once", kill_at=point)
+    assert bench.run("cells", "move", "photos", "--to", "b", kill_at=died_at).returncode == -signal.SIGKILL
+    with open_system(settings.of_cell(name)) as system:
+        row = system.metadata.move_row("photos")
+    assert row is not None
+    let_die(settings, row.mover)
+    done = bench.run("--cell", name, "consumer", "--once", kill_at=point)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    done = bench.run("--cell", "a", "consumer", "--once")
+    done = bench.run("--cell", name, "consumer", "--once")
     assert done.returncode == 0, done.stderr
+    with cell(settings, name) as serving:
+        assert contents(serving, "photos") == before
     with open_store(settings) as store:
         store.put("photos/plain", b"new")
     done = bench.run("cells", "move", "photos", "--to", "b")
     assert done.returncode == 0, done.stderr
     with cell(settings, "b") as there:
         assert len(contents(there, "photos")) == len(before)
-
-
-@pytest.mark.parametrize("point", SERVED_MOVED_POINTS)
-def test_kill_the_daemon_that_serves_a_bucket_that_has_moved(bench: Bench, point: str) -> None:
-    settings = new_cells(bench.folder, a=1, b=0)
-    bench.config = cells_config(bench.folder, a=1, b=0)
-    before = fill(settings)
-    assert bench.run("cells", "move", "photos", "--to", "b", kill_at="moving.gone").returncode == -signal.SIGKILL
-    with open_system(settings.of_cell("b")) as system:
-        arriving = system.metadata.move_row("photos")
-    assert arriving is not None
-    let_die(settings, arriving.mover)
-    done = bench.run("--cell", "b", "consumer", "--once", kill_at=point)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    done = bench.run("--cell", "b", "consumer", "--once")
-    assert done.returncode == 0, done.stderr
-    with cell(settings, "b") as there:
-        assert contents(there, "photos") == before
-    with open_store(settings) as store:
-        store.put("photos/plain", b"new")
-    done = bench.run("cells", "move", "photos", "--to", "b")
-    assert done.returncode == 0, done.stderr
     with open_store(settings) as store:
         assert store.get("photos/plain") == b"new"
 
