@@ -221,7 +221,7 @@ class BucketMover:
             self._copy_all(bucket)
             left = self._close(bucket, left)
             self._copy_bucket(bucket, record_target)
-        except BaseException:
+        except (Exception, KeyboardInterrupt):
             self._serve_again(bucket, left.number)
             raise
         self._set_source(MoveState.GONE, bucket, left.number, left)
