@@ -84,7 +84,7 @@ class MoveRecovery:
         self._others = others
         self._next_ms = 0
         self._failures: dict[str, str] = {}
-        """Why the last attempt to serve a bucket has failed."""
+        """Why the last attempts to serve buckets have failed."""
 
     def run_once(self) -> int:
         """Make the cell serve the buckets again that dead movers have left LEAVING or CLOSED in it, and those that are
@@ -95,24 +95,21 @@ class MoveRecovery:
         if waits(self._next_ms, now_ms, CHECK_WAIT_MS):
             return 0
         self._next_ms = now_ms + CHECK_WAIT_MS
-        served = sum(self._try_to_serve(row) for row in stalled_moves(self._metadata))
+        before, self._failures = self._failures, {}
+        served = sum(self._try_to_serve(row, before.get(row.bucket)) for row in stalled_moves(self._metadata))
         self._forget_changes()
         return served
 
-    def _try_to_serve(self, row: MoveRow) -> bool:
+    def _try_to_serve(self, row: MoveRow, failed_before: str | None) -> bool:
         try:
-            served = self._serve(row)
+            return self._serve(row)
         except Conflict:
-            served = False  # another process was faster, or the mover lives
+            return False  # another process was faster, or the mover lives
         except NosError as error:
-            if self._failures.get(row.bucket) != str(error):
-                _log.warning(
-                    "a bucket whose mover died stays as it is; trying again", bucket=row.bucket, error=str(error)
-                )
-            self._failures[row.bucket] = str(error)
+            why = self._failures[row.bucket] = str(error)
+            if why != failed_before:
+                _log.warning("a bucket whose mover died stays as it is; trying again", bucket=row.bucket, error=why)
             return False
-        self._failures.pop(row.bucket, None)
-        return served
 
     def _serve(self, row: MoveRow) -> bool:
         match row.state:
