@@ -35,8 +35,8 @@ LOGIN_S = PATIENCE_S + PROBE_S
 RETRY_S = 1
 """How long new connections are refused after a server was found away. Then one of them tries again."""
 REFUSED_S = 0.3
-"""How long a server may refuse connections until it counts as away. Work tries again for about as long by itself
-(transactions.py)."""
+"""How long a server may refuse connections before it counts as away. A transaction that fails is repeated for about as
+long (transactions.py)."""
 LAST_LOOK_S = 0.01
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
