@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -154,7 +154,8 @@ def moves(ctx: typer.Context, as_json: AsJson = False) -> None:
             about = row.bucket, name, row.state, row.other, time_text(row.since_ms)
             table.add_row(*about, "yes" if is_stalled else "no")
         out.print(table)
-        commands = [command for one in found if (command := next_command(settings, *one))]
+        homes = _homes(settings, {row.bucket for _, row, is_stalled in found if is_stalled})
+        commands = [command for one in found if (command := next_command(*one, homes.get(one[1].bucket)))]
         if commands:
             out.print("next:")
         for command in commands:
@@ -319,14 +320,21 @@ def _print_moved(bucket: str, to: str, done: Progress) -> None:
         out.print("the old copies take space until they are purged; what to do next: nos-ec cells moves", markup=False)
 
 
-def next_command(settings: Settings, cell: str, row: MoveRow, is_stalled: bool) -> str:
+def _homes(settings: Settings, buckets: Set[str]) -> dict[str, DirectoryRow | None]:
+    """Return the rows of these buckets in the directory. Raises Transient."""
+    if not buckets:
+        return {}
+    with open_directory(settings) as directory:
+        return {bucket: directory.metadata.directory_row(bucket) for bucket in buckets}
+
+
+def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow | None) -> str:
     """Return the command that a row of a cell waits for, or nothing while its move continues. A move that nobody
-    continues is completed or, if its bucket was deleted or is in a third cell, given up. Raises Transient."""
+    continues is completed or, if its bucket was deleted or is in a third cell by `home`, its row in the directory,
+    given up."""
     if not is_stalled:
         return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
     source, target = (row.other, cell) if row.state is MoveState.ARRIVING else (cell, row.other)
-    with open_directory(settings) as directory:
-        home = directory.metadata.directory_row(row.bucket)
     is_given_up = home is not None and home.home != target and (home.is_deleted or home.home != source)
     return f"nos-ec cells move {row.bucket} --to {home.home if home is not None and is_given_up else target}"
 

@@ -583,7 +583,8 @@ class StoreMachine(RuleBasedStateMachine):
         for name, system in self.cells.opened().items():
             for row in all_unfinished_moves(system.metadata):
                 if row.bucket in self.buckets:
-                    to = next_command(self.cells.settings, name, row, is_stalled=True).rpartition(" ")[2]
+                    home = self.cells.directory.metadata.directory_row(row.bucket)
+                    to = next_command(name, row, True, home).rpartition(" ")[2]
                     self.move(self.buckets.index(row.bucket), to, few=False, stop="")
         for system in self.cells.opened().values():
             assert not [row for row in stalled_moves(system.metadata) if row.bucket in self.buckets]
