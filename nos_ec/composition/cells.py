@@ -23,6 +23,7 @@ from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.engine.moving.bucket_mover import has_copies
 from nos_ec.engine.wide.buckets import WideBuckets
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import (
@@ -49,7 +50,7 @@ _ENTERED = "cells"
 _INCOMPLETE = "!"
 """Begins the id, in that note, of a cell whose buckets are being entered."""
 _RECORD_TRIES = 10
-_ELSEWHERE = (MoveState.GONE, MoveState.ARRIVING)
+_ELSEWHERE = (MoveState.GONE, MoveState.ARRIVING, MoveState.REBUILT)
 """A cell in one of these states does not serve a bucket, whatever it still has of it."""
 
 _log = structlog.get_logger(__name__)
@@ -345,11 +346,17 @@ def _record_elsewhere(directory: System, place: MoveRow) -> DirectoryRow | None:
     """Make the directory say of a bucket that was moved away where it is, unless the directory knows of that move or of
     a later one. Otherwise its name could be given away while the other cell cannot be reached."""
     known = directory.metadata.directory_row(place.bucket)
-    if place.state is MoveState.ARRIVING or (known is not None and known.moves >= place.number):
+    if place.state is not MoveState.GONE or (known is not None and known.moves >= place.number):
         return known
     owner, created_ms = (ROOT_ACCOUNT, 0) if known is None else (known.owner, known.created_ms)
     found = DirectoryRow(place.bucket, place.other, owner, created_ms, moves=place.number)
     return directory.metadata.record_in_directory(found)
+
+
+def is_rebuilt(system: System) -> bool:
+    """Return whether the database of a cell was rebuilt, or is new, and the cell was not entered into the directory
+    since. Raises Transient."""
+    return system.metadata.note(DIRECTORY_NOTE) is None
 
 
 def known_cells(directory: System) -> dict[str, str]:
@@ -381,9 +388,11 @@ def begin_entering(directory: System, cells: Collection[str]) -> None:
 
 
 def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow]) -> list[DirectoryRow]:
-    """Enter all buckets of a cell into the directory, which then knows the cell, and mark those that are gone. Returns
-    the rows of those that have another home, where they stay. May be repeated after any error. Raises what
-    `require_same_store` raises, Transient."""
+    """Enter all buckets of a cell into the directory, which then knows the cell, and mark in the cell which were moved
+    away, and which were moved to it and must be completed from their old copies. Enter a cell whose database was
+    rebuilt after the others: they may know which buckets were moved to it. Returns the rows of the buckets that have
+    another home, where they stay. May be repeated after any error. Raises what `require_same_store` raises,
+    Transient."""
     cell = cell_of(system)
     require_same_store(directory, system)
     elsewhere: list[DirectoryRow] = []
@@ -397,14 +406,17 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
             if place.state in _ELSEWHERE:
                 _record_elsewhere(directory, place)
         after = places[-1].bucket
-    after = ""
+    after, forgotten = "", list[DirectoryRow]()
     while page := directory.metadata.directory_page(after, _PAGE_BUCKETS):
         for listed in page:
             if listed.home != cell and listed.moves:
                 _leave(system, listed)
+            elif _has_forgotten(system, listed):
+                forgotten.append(listed)
             if listed.home == cell and not listed.is_deleted and system.metadata.bucket(listed.bucket) is None:
                 record_bucket(directory, system, listed.bucket)
         after = page[-1].bucket
+    _arrive_again(system, forgotten)
     system.metadata.store_note(DIRECTORY_NOTE, directory.store_id, None)
     system.metadata.store_note(CELL_NOTE, cell, None)
     require_same_store(directory, system)
@@ -415,10 +427,43 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
 def _leave(system: System, listed: DirectoryRow) -> None:
     """Make a cell know that a bucket was moved to another one. It has forgotten that if its database was lost, and
     rebuilt from a dump that began before the move."""
-    known = system.metadata.move_row(listed.bucket)
-    if known is None or known.moves < listed.moves:
+    if _has_forgotten(system, listed):
+        known = system.metadata.move_row(listed.bucket)
         gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, 0, system.clock.now_ms())
         system.metadata.set_move(gone, known)
+
+
+def _has_forgotten(system: System, listed: DirectoryRow) -> bool:
+    """Return whether a cell does not know of the last move of a bucket, because its database was lost."""
+    known = system.metadata.move_row(listed.bucket)
+    return listed.moves > (0 if known is None else known.moves)
+
+
+def _arrive_again(system: System, forgotten: Collection[DirectoryRow]) -> None:
+    """Make a cell know which of these buckets, whose home it is, still have old copies in the cells from which they
+    were moved. No dump from which its database was rebuilt has these moves, so it does not serve the buckets before
+    they are completed from the old copies. Raises Transient, also if another cell cannot be asked."""
+    cell, whole = cell_of(system), system.settings.whole
+    rest = {listed.bucket: listed for listed in forgotten}
+    for name in whole.cells:
+        if not rest or name == cell:
+            continue
+        try:
+            with open_system(whole.of_cell(name)) as other:
+                for bucket, listed in list(rest.items()):
+                    left = other.metadata.move_row(bucket)
+                    if left is None or (left.state, left.other, left.number) != (MoveState.GONE, cell, listed.moves):
+                        continue
+                    other.metadata.move_as(left)  # reads what there is
+                    state = MoveState.REBUILT if has_copies(other.metadata, bucket) else MoveState.HERE
+                    row = MoveRow(bucket, state, name, listed.moves, 0, system.clock.now_ms())
+                    system.metadata.set_move(row, system.metadata.move_row(bucket))
+                    del rest[bucket]
+        except NosError as error:
+            raise Transient(
+                f"buckets were moved to cell {cell} that its database has forgotten; cell {name}, which may have old"
+                f" copies of them, cannot be read: {error}"
+            ) from error
 
 
 def require_same_store(directory: System, system: System) -> None:
@@ -436,7 +481,7 @@ def require_same_store(directory: System, system: System) -> None:
 
 def _require_not_rebuilt(system: System) -> None:
     """Raise ConfigError if the database of a cell was rebuilt, and may not know which buckets were moved away."""
-    if system.metadata.note(DIRECTORY_NOTE) is None:
+    if is_rebuilt(system):
         raise ConfigError(
             f"the database of cell {cell_of(system)} does not know which buckets were moved to other cells; run"
             " `nos-ec cells rebuild-directory`"

@@ -267,7 +267,7 @@ def _complete_or_give_up(
     here = stack.enter_context(_opened(settings, to, directory))
     row = here.metadata.move_row(bucket)
     done, leaves_to = Progress(), None
-    if row is not None and row.state in (MoveState.HERE, MoveState.ARRIVING):
+    if row is not None and row.state in (MoveState.HERE, MoveState.ARRIVING, MoveState.REBUILT):
         with _opened(settings, row.other, directory) as other:
             done = _run(directory, other, here, bucket, number, bytes_per_s)
     elif row is not None:
@@ -334,7 +334,8 @@ def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow |
     given up."""
     if not is_stalled:
         return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
-    source, target = (row.other, cell) if row.state is MoveState.ARRIVING else (cell, row.other)
+    arrives = row.state in (MoveState.ARRIVING, MoveState.REBUILT)
+    source, target = (row.other, cell) if arrives else (cell, row.other)
     is_given_up = home is not None and home.home != target and (home.is_deleted or home.home != source)
     return f"nos-ec cells move {row.bucket} --to {home.home if home is not None and is_given_up else target}"
 

@@ -19,6 +19,7 @@ from nos_ec.composition.cells import (
     cell_of,
     enter_buckets,
     entered_cells,
+    is_rebuilt,
     open_cells,
     require_same_store,
     slices_by_weight,
@@ -143,13 +144,13 @@ def enter_cell(settings: Settings, name: str) -> None:
 
 def fill_directory(settings: Settings, as_json: bool) -> None:
     """Enter the buckets of all cells into the directory. A cell that cannot be opened does not stop the others; its
-    error is raised at the end."""
+    error is raised at the end. Cells that were rebuilt are entered last."""
     entered: dict[str, int] = {}
     elsewhere: list[tuple[str, DirectoryRow]] = []
     failure: NosError | None = None
     with open_directory(settings) as directory:
         begin_entering(directory, settings.cells)
-        for name in settings.cells:
+        for name in sorted(settings.cells, key=lambda name: _is_rebuilt(settings, name)):
             try:
                 entered[name], others = _fill(settings, directory, name)
             except NosError as error:
@@ -170,6 +171,15 @@ def fill_directory(settings: Settings, as_json: bool) -> None:
     emit(data, as_json, show)
     if failure is not None:
         raise failure
+
+
+def _is_rebuilt(settings: Settings, cell: str) -> bool:
+    """Return whether a cell can be opened, and its database was rebuilt."""
+    try:
+        with open_system(settings.of_cell(cell)) as system:
+            return is_rebuilt(system)
+    except NosError:
+        return False  # entering it fails, too
 
 
 def _not_served(cell: str, row: DirectoryRow) -> str:

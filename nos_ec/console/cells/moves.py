@@ -13,10 +13,13 @@ STATE_TEXTS = {
     MoveState.LEAVING: "being copied; everything works but new multipart uploads",
     MoveState.CLOSED: "closed: the last changes are being copied; it can be read, and changes get 503",
     MoveState.ARRIVING: "the new cell has copies, which it does not serve yet",
+    MoveState.REBUILT: "not served: the database of its cell was rebuilt, and must be completed from the old copies",
     MoveState.GONE: "not served: it has left its cell, and the new one does not serve it yet",
     MoveState.HERE: "served by the new cell; the old one still has its documents",
 }
 """What the state of a move means for the users of the bucket."""
+_ARRIVES = (MoveState.ARRIVING, MoveState.REBUILT)
+"""The states in the cell that gets a bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,9 @@ class CellMoves:
 @dataclass(frozen=True, slots=True)
 class Moving:
     """A bucket that is being moved. `state` is LEAVING or CLOSED as the cell that gives it away says. If that cell says
-    GONE, it is GONE while the other one does not serve the bucket, and else HERE. It is ARRIVING if only the cell that
-    gets the bucket has a row. `since_ms`: when the state began, or the command that moves it was started again."""
+    GONE, it is REBUILT if the other one was rebuilt without the move, GONE while that one does not serve the bucket for
+    another reason, and else HERE. It is ARRIVING or REBUILT if only the cell that gets the bucket has a row.
+    `since_ms`: when the state began, or the command that moves it was started again."""
 
     bucket: str
     source: str
@@ -59,13 +63,15 @@ def moving(by_cell: Mapping[str, CellMoves]) -> Sequence[Moving]:
     the oldest state before others."""
     stalled = {(cell, bucket) for cell, moves in by_cell.items() for bucket in moves.stalled}
     rows = [(cell, row) for cell, moves in by_cell.items() for row in moves.rows]
-    arriving = {(row.bucket, row.other, cell): row for cell, row in rows if row.state is MoveState.ARRIVING}
+    arriving = {(row.bucket, row.other, cell): row for cell, row in rows if row.state in _ARRIVES}
     found = []
     for cell, row in rows:
-        if row.state is MoveState.ARRIVING:
+        if row.state in _ARRIVES:
             continue
         arrives = arriving.pop((row.bucket, cell, row.other), None)
-        state = MoveState.HERE if row.state is MoveState.GONE and arrives is None else row.state
+        state = row.state
+        if state is MoveState.GONE and (arrives is None or arrives.state is MoveState.REBUILT):
+            state = MoveState.HERE if arrives is None else MoveState.REBUILT
         # Only the row that is set last has the number of a mover that continues.
         is_stalled = (cell, row.bucket) in stalled and (arrives is None or (row.other, row.bucket) in stalled)
         found.append(Moving(row.bucket, cell, row.other, state, row.since_ms, is_stalled))

@@ -23,11 +23,15 @@ from nos_ec.ports.metadata import (
     DocumentKind,
     KeyState,
     Metadata,
+    MoveRow,
+    Moves,
+    MoveState,
     Rights,
 )
 
 BUCKETS = "buckets"
 ACCESS_KEYS = "access_keys"
+MOVES = "moves"
 PAGE_ROWS = 500
 
 
@@ -88,14 +92,35 @@ def access_keys_of(page: DumpPage) -> Iterator[AccessKey]:
         yield AccessKey(access_key, account, secret, word(KeyState, state), created_ms, note)
 
 
+def move_pages(metadata: Moves) -> Iterator[DumpPage]:
+    """Yield the moves after which this cell serves a bucket. A rebuilt cell that lacks such a row was rebuilt from a
+    dump that may lack what was copied. Other states are left out: what a mover had done by the time of the dump is not
+    what it has done since. Raises Transient."""
+    after = ""
+    while page := metadata.move_rows(after, PAGE_ROWS):
+        after = page[-1].bucket
+        here = [row for row in page if row.state is MoveState.HERE]
+        yield rows_page(MOVES, here, "bucket", "other", "number", "mover", "since_ms")
+
+
+def moves_of(page: DumpPage) -> Iterator[MoveRow]:
+    """Yield the moves of such a page. Raises Corrupt."""
+    columns = page.tuples(bucket=..., other=..., number=..., mover=..., since_ms=...)
+    for bucket, other, number, mover, since_ms in columns:
+        yield MoveRow(bucket, MoveState.HERE, other, number, mover, since_ms)
+
+
 def load_page(page: DumpPage, metadata: Metadata) -> None:
-    """Load a page of buckets or access keys; ignore any other page. Running it again changes nothing. Raises Corrupt,
-    Transient."""
+    """Load a page of buckets, access keys or moves; ignore any other page. Running it again changes nothing. Raises
+    Corrupt, Transient."""
     if page.table == BUCKETS:
         metadata.restore_buckets(list(buckets_of(page)))
     elif page.table == ACCESS_KEYS:
         for key in access_keys_of(page):
             metadata.add_access_key(key)
+    elif page.table == MOVES:
+        for row in moves_of(page):
+            metadata.set_move(row, None)
 
 
 # --- records ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ the tables:
     block by the time its row was read (all of a SEALED block, the first stripes of an open one): an object in it has a
     row, or was dead by then.
   - Landing segments come before objects as well, for the same reason: no record is added to a SEALED segment.
+  - Moves of buckets to this cell come before objects. So the dump has all copies of a move that it has.
   - Buckets and access keys come after objects: they contain each change whose record was read as an object.
   - Delete markers come after objects: a version that was read as noncurrent, and has no newer version, has its marker
     by then, unless it became current meanwhile. Floors of version numbers come after both: the floor covers the number
@@ -60,6 +61,7 @@ def dump_pages(
         # Left out: reservations and copies in quarantine, which may be claimed or released before the dump ends.
         yield rows.deletions_page([entry for entry in queued if entry.object_id is not None])
     yield journal.number_page(metadata)
+    yield from bucket_rows.move_pages(metadata)
     yield from upload_rows.upload_pages(metadata)
     for segments in segment_pages(metadata):
         yield rows.landing_segments_page(segments)

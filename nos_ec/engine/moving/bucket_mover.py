@@ -15,11 +15,14 @@ Whatever is killed, and whenever: before step 4 the source has everything, and a
 again continues. Meanwhile, if the mover died before step 4, the daemons of the source let the bucket take changes
 again, and if it died after that, those of the target do what step 5 says (`upkeep/move_recovery.py`). So at no time do
 two cells change, or let users read, the same bucket.
+
+If the database of the target is lost after step 4, and no dump has the move, the target is REBUILT. Moving the bucket
+again then brings back from the old copies what the rebuild could not find (docs/adr/0076).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event
@@ -31,6 +34,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.dump.stored import newest_dump_ms
 from nos_ec.engine.moving.keys import Key, differing, key_of, trash_differing, trash_of, walk
+from nos_ec.engine.moving.old_copies import OldCopies
 from nos_ec.engine.moving.version_copier import CellSide, SharedUpload, VersionCopier, bytes_of
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.engine.upkeep.move_recovery import mover_lease
@@ -105,6 +109,8 @@ class BucketMover:
         self._limit = RateLimit(source.clock, bytes_per_s)
         self._tick = tick
         self._closed_ms: int | None = None
+        self._old_copies: OldCopies | None = None
+        """Decides which names are compared, if the database of the target was rebuilt without the move."""
         self.progress = Progress()
 
     def move(self, bucket: str, record_target: RecordAccess, record_source: RecordAccess) -> Progress:
@@ -134,6 +140,11 @@ class BucketMover:
             return self.progress
         number = home.moves + 1
         left = self._source.metadata.move_row(bucket)
+        if left is not None and left.state is MoveState.REBUILT:
+            raise InvalidInput(
+                f"bucket {bucket} must be completed from its old copies first:"
+                f" nos-ec cells move {bucket} --to {self._source.name}"
+            )
         if left is not None and left.state is not MoveState.HERE and left.other != self._target.name:
             raise InvalidInput(f"bucket {bucket} is being moved to cell {left.other}; complete that first")
         arriving = self._arrive(bucket, number)
@@ -203,14 +214,46 @@ class BucketMover:
     def _complete(self, bucket: str, number: int, record_source: RecordAccess) -> None:
         """Open the bucket in the target, its home, if an earlier mover could not, and forget its row in the source."""
         known = self._target.metadata.move_row(bucket)
-        if known is not None and known.state is MoveState.ARRIVING and known.number == number:
-            self._open(known)
         left = self._source.metadata.move_row(bucket)
+        if known is not None and known.number == number:
+            if known.state is MoveState.REBUILT:
+                known = self._bring_back(known, left)
+            if known.state in (MoveState.ARRIVING, MoveState.REBUILT):
+                self._open(known)
         if left is not None and left.state is MoveState.GONE:
             self._source.metadata.move_as(left)
             _forget_changes(self._source.metadata, left)
             self._source.metadata.forget_bucket(bucket)
             record_source(AccessOf.BUCKET, bucket)
+
+    def _bring_back(self, known: MoveRow, left: MoveRow | None) -> MoveRow:
+        """Give the target, whose database was rebuilt without a dump that has the move, what the old copies have and it
+        lacks. Returns its row. Names that were changed after the move stay as the rebuild has left them."""
+        bucket = known.bucket
+        if left is None or (left.state, left.other, left.number) != (MoveState.GONE, self._target.name, known.number):
+            raise Conflict(
+                f"cell {self._source.name} does not know of the move of bucket {bucket}; run"
+                " `nos-ec cells rebuild-directory`"
+            )
+        self.progress.step = "bring back"
+        row = self._set(self._target, MoveState.REBUILT, self._source, known.number, known, bucket)
+        self._target.metadata.move_as(row)
+        self._source.metadata.move_as(left)  # reads what there is
+        self._old_copies = old = OldCopies(self._source, self._target, bucket)
+        kept = 0
+        for mine, theirs in differing(self._source.metadata, self._target.metadata, bucket):
+            if old.has_all((mine or theirs).name, mine, theirs):  # type: ignore[union-attr]
+                self._mend(bucket, mine, theirs)
+            else:
+                kept += 1
+        self._copier.flush()
+        self._copy_floors(bucket)
+        self._copy_trash(bucket)
+        _abort_uploads(self._target, bucket)
+        kill_point("moving.brought_back")
+        if kept:
+            _log.warning("what was changed after the move is as the rebuild has left it", bucket=bucket, names=kept)
+        return row
 
     # --- copying ----------------------------------------------------------------------------------
     def _copy(self, bucket: str, left: MoveRow, record_target: RecordAccess) -> None:
@@ -242,7 +285,7 @@ class BucketMover:
 
     def _walk_trash(self, bucket: str) -> bool:
         size, is_complete = 0, True
-        for mine, theirs in trash_differing(self._source.metadata, self._target.metadata, bucket):
+        for mine, theirs in self._trash_differing(bucket):
             size += sum(map(bytes_of, mine))
             if self._closed_ms is not None and size > CLOSED_BYTES_MAX:
                 raise _TooMuch
@@ -273,23 +316,37 @@ class BucketMover:
 
     def _purge_stale_trash(self, bucket: str) -> None:
         """Remove what the trash of the target has and that of the source has not."""
-        for _, theirs in trash_differing(self._source.metadata, self._target.metadata, bucket):
+        for _, theirs in self._trash_differing(bucket):
             self._require_time()
             if theirs:
                 self._target.metadata.purge_trash(theirs, self._target.clock.now_ms())
 
+    def _trash_differing(self, bucket: str) -> Iterator[tuple[Sequence[ObjectRow], Sequence[ObjectRow]]]:
+        """Yield what `trash_differing` does, without the names that were changed after the move."""
+        old = self._old_copies
+        for pair in trash_differing(self._source.metadata, self._target.metadata, bucket):
+            if old is None:
+                yield pair
+            else:
+                names = {row.key.name for rows in pair for row in rows}
+                kept = {name for name in names if not old.has(name)}
+                mine, theirs = ([row for row in rows if row.key.name not in kept] for rows in pair)
+                yield mine, theirs
+
     def _copy_all(self, bucket: str) -> None:
         """Make the target have the versions and floors that the source had when each key was read."""
-        source, target = self._source.metadata, self._target.metadata
         self.progress.pass_number += 1
-        for mine, theirs in differing(source, target, bucket):
+        for mine, theirs in differing(self._source.metadata, self._target.metadata, bucket):
             self._mend_served(bucket, mine, theirs)
         self._copier.flush()
-        after: ObjectKey | None = None
-        while page := source.floors_after(after, _PAGE, bucket):
-            target.restore_floors(page)
-            after = page[-1][0]
+        self._copy_floors(bucket)
         kill_point("moving.compared")
+
+    def _copy_floors(self, bucket: str) -> None:
+        after: ObjectKey | None = None
+        while page := self._source.metadata.floors_after(after, _PAGE, bucket):
+            self._target.metadata.restore_floors(page)
+            after = page[-1][0]
 
     def _close(self, bucket: str, left: MoveRow) -> MoveRow:
         """Copy what changes until the source is CLOSED and nothing differs. Returns the row of the source."""

@@ -109,6 +109,9 @@ class MoveState(StrEnum):
     """Another cell has it."""
     ARRIVING = "arriving"
     """It is being copied to this cell, which does not serve it yet."""
+    REBUILT = "rebuilt"
+    """It was moved to this cell, whose database was then lost, and rebuilt without a dump that has the move. What it
+    lacks must come from the old cell before this one serves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +169,8 @@ class Moves(Protocol):
 
     def unfinished_moves(self, after: str, limit: int) -> list[MoveRow]:
         """Return a page of the rows of moves that are not complete, in the byte order of the buckets' names, from the
-        first after this name: those that are LEAVING, CLOSED or ARRIVING, and those that are GONE while this cell
-        still has the row of the bucket."""
+        first after this name: those that are LEAVING, CLOSED, ARRIVING or REBUILT, and those that are GONE while this
+        cell still has the row of the bucket."""
 
     def set_move(self, row: MoveRow, known: MoveRow | None) -> None:
         """Replace the row `known` of a bucket. Waits for transactions that change what users see in this cell, and
@@ -211,8 +214,8 @@ class Moves(Protocol):
     def remove_key(self, bucket: str, name: str, now_ms: int) -> int:
         """Remove all versions and markers of a key, current and noncurrent, and release their bytes. They do not go
         into the trash. Returns how many there were. Raises Locked if one of the versions is locked, but not in a cell
-        where the bucket is ARRIVING or GONE: there they are copies, and the lock protects the version in the other
-        cell."""
+        where the bucket is ARRIVING, REBUILT or GONE: there they are copies, and the lock protects the version in the
+        other cell."""
 
     def forget_bucket(self, bucket: str) -> None:
         """Remove the row of a bucket, its documents and grants, as if it had never been there."""

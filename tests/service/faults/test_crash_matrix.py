@@ -51,6 +51,7 @@ from tests.service.dump.test_rebuild_refused import REFUSED_LARGE_POINTS, REFUSE
 from tests.service.landing.test_landing_log_kills import JOINED_LOG_POINTS, LANDING_LOG_POINTS, SEGMENT_SEAL_POINTS
 from tests.service.objects.test_cells import CELL_POINTS
 from tests.service.objects.test_moves import (
+    BROUGHT_BACK_POINTS,
     CHANGED_POINTS,
     GIVE_UP_POINTS,
     MOVE_POINTS,
@@ -956,6 +957,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             CELL_POINTS,
             WIDE_POINTS,
             MOVE_POINTS,
+            BROUGHT_BACK_POINTS,
             CHANGED_POINTS,
             GIVE_UP_POINTS,
             SERVED_AGAIN_POINTS,

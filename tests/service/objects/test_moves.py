@@ -30,7 +30,8 @@ from nos_ec.composition import worker_side
 from nos_ec.composition.cells import open_cells, open_home
 from nos_ec.composition.client_side import ClientSide
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import Conflict, Locked, Moved, NosError, NoSpace, NotFound, Transient
+from nos_ec.core.attributes import encode_attributes
+from nos_ec.core.errors import ConfigError, Conflict, Locked, Moved, NosError, NoSpace, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.locking.lock import Lock, LockMode
 from nos_ec.core.locking.lock_note import note_buckets
@@ -65,7 +66,7 @@ from nos_ec.ports.metadata import (
     VersionEntry,
     VersionPage,
 )
-from nos_ec.settings import Settings
+from nos_ec.settings import Settings, load_settings
 from nos_ec.settings.section import DAY
 from nos_gc.assemble import gc_service
 from tests.rig.fakes.clock import SetClock
@@ -109,6 +110,14 @@ SERVED_AGAIN_POINTS = ["moves.state_set.before_commit", "moves.served_again"]
 """While a daemon lets a bucket take changes again whose mover has died."""
 SERVED_MOVED_POINTS = ["moves.home_changed", "moves.state_set.before_commit", "moves.served_moved"]
 """While a daemon serves a bucket whose mover has died after the moment of the move."""
+BROUGHT_BACK_POINTS = [
+    "moves.state_set.before_commit",
+    "moving.key_removed.before_commit",
+    "moving.copies_recorded",
+    "moving.brought_back",
+    "moves.state_set.before_commit:2",
+]
+"""While a bucket is completed from its old copies."""
 PURGE_POINTS = ["moving.key_removed.before_commit", "moving.key_removed.before_commit:3", "moving.purged"]
 
 
@@ -1073,6 +1082,175 @@ def test_a_move_continues_after_a_database_was_rebuilt(
     assert home_of(settings) == "b"
     with open_system(settings.of_cell("b")) as there:
         assert_has_all(there, before, in_trash)
+
+
+@pytest.mark.invariant(11)
+@pytest.mark.parametrize(
+    ("point", "rebuilt_from"),
+    [
+        ("moving.gone", "nothing"),
+        ("moving.home_changed", "nothing"),
+        ("moving.here", "nothing"),
+        ("", "nothing"),
+        ("", "a dump before the move"),
+        ("", "a backup before the move"),
+    ],
+)
+def test_a_bucket_is_completed_from_its_old_copies(
+    settings: Settings, tmp_path: Path, capsys: Any, point: str, rebuilt_from: str
+) -> None:
+    """The database of its new cell was lost before a dump had the move. Nobody reads the bucket before it is whole."""
+    before, in_trash = fill_for_rebuild(settings)
+    config = ["--config", str(tmp_path / "cells.toml")]
+    arguments = ["--without-dump"]
+    if "dump" in rebuilt_from:
+        dump(settings, "b")
+        arguments = []
+    elif "backup" in rebuilt_from:
+        backup = str(tmp_path / "backup")
+        assert run([*config, "--cell", "b", "metadata", "dump", "--to", backup]) == 0
+        arguments = ["--from", backup]
+    if point:
+        with interrupted(settings, point):
+            pass
+        let_die(settings)
+    else:
+        move(settings, "b")
+    lose_and_rebuild(settings, tmp_path, "b", *arguments)
+    assert home_of(settings) == "b"
+    assert recover(settings, "b") == 0
+    capsys.readouterr()
+    with open_store(settings) as store, pytest.raises(Transient):
+        store.get("photos/sealed")
+    assert run([*config, "cells", "moves"]) == 0
+    assert "nos-ec cells move photos --to b" in capsys.readouterr().out
+    assert run([*config, "cells", "move", "photos", "--to", "c"]) == 2
+    assert "must be completed from its old copies first" in capsys.readouterr().err
+    assert run([*config, "cells", "purge", "photos", "--from", "a"]) == 5
+    assert run([*config, "cells", "move", "photos", "--to", "b"]) == 0
+    with open_system(settings.of_cell("b")) as there, cell(settings, "a") as here:
+        assert_has_all(there, before, in_trash)
+        assert stalled_moves(here.metadata) == stalled_moves(there.metadata) == []
+    dump(settings, "b")
+    assert run([*config, "cells", "purge", "photos", "--from", "a"]) == 0
+    lose_and_rebuild(settings, tmp_path, "b")
+    with open_system(settings.of_cell("b")) as there, cell(settings, "a") as here:
+        assert_has_all(there, before, in_trash)
+        assert not bucket_mover.has_copies(here.metadata, "photos")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("point", BROUGHT_BACK_POINTS)
+def test_kill_the_command_that_completes_a_bucket_from_its_old_copies(bench: Bench, capsys: Any, point: str) -> None:
+    settings = new_cells(bench.folder, a=1, b=0)
+    bench.config = cells_config(bench.folder, a=1, b=0)
+    before, in_trash = fill_for_rebuild(settings)
+    move(settings, "b")
+    lose_and_rebuild(settings, bench.folder, "b", "--without-dump")
+    done = bench.run("cells", "move", "photos", "--to", "b", kill_at=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    end_leases(settings)
+    assert recover(settings, "b") == 0, "it may not be complete"
+    done = bench.run("cells", "move", "photos", "--to", "b")
+    assert done.returncode == 0, done.stderr
+    with open_system(settings.of_cell("b")) as there:
+        assert_has_all(there, before, in_trash)
+    capsys.readouterr()
+
+
+def without_numbers(system: System) -> list[tuple[object, ...]]:
+    """The contents of the bucket. What is recovered from a landing copy has the time of its PUT, not its number."""
+    return [(name, *about) for name, _, _, *about in contents(system, "photos")]
+
+
+@pytest.mark.parametrize("dumped", [False, True])
+def test_what_was_changed_after_a_move_is_not_undone(tmp_path: Path, capsys: Any, dumped: bool) -> None:
+    """The new cell, whose database is lost, has a journal."""
+    settings = new_cells(tmp_path, a=1, b=0)
+    file = tmp_path / "cells.toml"
+    file.write_text(file.read_text().replace("[store]\n", "[store]\njournal_rows_max = 1000\n"))
+    settings = load_settings(file, {})
+    fill(settings)
+    move(settings, "b")
+    if dumped:
+        dump(settings, "b")
+    with open_system(settings.of_cell("b")) as there:
+        objects, key = there.client.store(), partial(ObjectKey, "photos")
+        objects.delete(key("plain"))
+        objects.delete(key("empty"))
+        objects.put(key("sealed"), BytesIO(b"overwritten"))
+        objects.put(key("new"), BytesIO(b"new"))
+        there.metadata.set_attributes(there.metadata.get(key("d/ä")), encode_attributes({"of": "later"}))
+        objects.delete_versions([AddMarker(key("versions"), Versioning.ENABLED)])
+        hidden = key_of(there.metadata, "photos", "hidden")
+        assert hidden is not None
+        (marker,) = [one for one in hidden.versions if one.row is None]
+        objects.delete_versions([DeleteVersion(key("hidden"), marker.version)])
+        there.client.journal().ship()
+        after = without_numbers(there)
+    lose_and_rebuild(settings, tmp_path, "b", *([] if dumped else ["--without-dump"]))
+    with open_system(settings.of_cell("b")) as there:
+        row = there.metadata.move_row("photos")
+        assert row is not None
+        assert row.state is (MoveState.HERE if dumped else MoveState.REBUILT)
+    if not dumped:
+        move(settings, "b")
+    with open_system(settings.of_cell("b")) as there:
+        assert without_numbers(there) == after
+    dump(settings, "b")
+    assert run(["--config", str(file), "cells", "purge", "photos", "--from", "a"]) == 0
+    with open_store(settings) as store:
+        assert store.get("photos/new") == b"new"
+    capsys.readouterr()
+
+
+def test_the_cell_with_the_directory_was_lost_after_a_bucket_was_moved_to_it(
+    settings: Settings, tmp_path: Path, capsys: Any
+) -> None:
+    before = fill(settings)
+    move(settings, "c")
+    for name in "ac":
+        dump(settings, name)
+    assert run(["--config", str(tmp_path / "cells.toml"), "cells", "purge", "photos", "--from", "a"]) == 0
+    dump(settings, "a")
+    move(settings, "a")
+    lose_and_rebuild(settings, tmp_path, "a")
+    assert home_of(settings) == "a"
+    with open_store(settings) as store, pytest.raises(Transient):
+        store.get("photos/plain")
+    move(settings, "a")
+    with cell(settings, "a") as here:
+        assert contents(here, "photos") == before
+    capsys.readouterr()
+
+
+def test_a_rebuilt_cell_is_not_served_while_it_cannot_be_known_what_it_lacks(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    fill(settings)
+    move(settings, "b")
+    of_a = settings.of_cell("a")
+
+    def opened(settings: Settings) -> System:
+        if settings.store.root == of_a.store.root:
+            raise Transient("no answer")
+        return open_system(settings)
+
+    for part in Path(settings.of_cell("b").store.root).glob("metadata.db*"):
+        part.unlink()
+    config = ["--config", str(tmp_path / "cells.toml")]
+    rebuild = ["--cell", "b", "metadata", "rebuild", "--without-dump", "--list", str(tmp_path / "list")]
+    assert run([*config, *rebuild]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("nos_ec.composition.cells.open_system", opened)
+        assert run([*config, "cells", "rebuild-directory"]) == 7
+    assert "cell a, which may have old copies of them, cannot be read: no answer" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="rebuild-directory"):
+        home_of(settings)
+    fill_directory(settings, as_json=False)
+    move(settings, "b")
+    assert home_of(settings) == "b"
+    capsys.readouterr()
 
 
 def test_what_cannot_be_moved_is_refused_and_still_served(settings: Settings) -> None:

@@ -29,6 +29,13 @@ def test_a_bucket_that_has_left_its_cell_is_not_served_before_the_other_one_serv
     assert served.state is MoveState.HERE
 
 
+def test_a_bucket_that_must_be_completed_from_its_old_copies_is_shown_once() -> None:
+    gone, rebuilt = row("mail", MoveState.GONE, "a", 3), row("mail", MoveState.REBUILT, "b", 5)
+    for of_b in ([gone], []):
+        (found,) = moving({"a": CellMoves([rebuilt], {"mail"}), "b": CellMoves(of_b, {"mail"})})
+        assert (found.source, found.target, found.state, found.is_stalled) == ("b", "a", MoveState.REBUILT, True)
+
+
 def test_a_move_that_was_continued_does_not_stand_still_although_one_row_is_of_the_mover_before() -> None:
     rows = {
         "a": CellMoves([row("mail", MoveState.ARRIVING, "b", 5)]),

@@ -36,7 +36,7 @@ UNFINISHED = (
     .where(
         _M.bucket > bindparam("after", type_=_M.bucket.type),
         or_(
-            _M.state.in_([MoveState.LEAVING, MoveState.CLOSED, MoveState.ARRIVING]),
+            _M.state.in_([MoveState.LEAVING, MoveState.CLOSED, MoveState.ARRIVING, MoveState.REBUILT]),
             and_(_M.state == MoveState.GONE, BUCKETS.c.bucket.is_not(None)),
         ),
     )

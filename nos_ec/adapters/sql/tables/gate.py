@@ -50,7 +50,8 @@ MOVE_ROW = select(_M.bucket, _M.state, _M.other, _M.number, _M.mover, _M.since_m
     _M.bucket == bindparam("bucket")
 )
 ELSEWHERE = select(_M.bucket).where(
-    _M.bucket.in_(bindparam("buckets", expanding=True)), _M.state.in_([MoveState.GONE, MoveState.ARRIVING])
+    _M.bucket.in_(bindparam("buckets", expanding=True)),
+    _M.state.in_([MoveState.GONE, MoveState.ARRIVING, MoveState.REBUILT]),
 )
 _CHANGED = frozenset([MoveState.HERE, MoveState.LEAVING])
 _READ = _CHANGED | {MoveState.CLOSED}
