@@ -24,6 +24,7 @@ from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound, Tr
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.moving.bucket_mover import has_copies
+from nos_ec.engine.upkeep.move_recovery import NO_MOVER
 from nos_ec.engine.wide.buckets import WideBuckets
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import (
@@ -429,7 +430,7 @@ def _leave(system: System, listed: DirectoryRow) -> None:
     rebuilt from a dump that began before the move."""
     if _has_forgotten(system, listed):
         known = system.metadata.move_row(listed.bucket)
-        gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, 0, system.clock.now_ms())
+        gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, NO_MOVER, system.clock.now_ms())
         system.metadata.set_move(gone, known)
 
 
@@ -456,7 +457,7 @@ def _arrive_again(system: System, forgotten: Collection[DirectoryRow]) -> None:
                         continue
                     other.metadata.move_as(left)  # reads what there is
                     state = MoveState.REBUILT if has_copies(other.metadata, bucket) else MoveState.HERE
-                    row = MoveRow(bucket, state, name, listed.moves, 0, system.clock.now_ms())
+                    row = MoveRow(bucket, state, name, listed.moves, NO_MOVER, system.clock.now_ms())
                     system.metadata.set_move(row, system.metadata.move_row(bucket))
                     del rest[bucket]
         except NosError as error:

@@ -180,7 +180,11 @@ def purge(
     with _opened(settings, cell) as side, _opened(settings, home) as other, progress() as bar:
         task = bar.add_task(f"purge {bucket}", total=None)
         count = bucket_mover.purge(
-            side.client.moving(), other.client.moving(), bucket, lambda done: bar.update(task, completed=done)
+            side.client.moving(),
+            other.client.moving(),
+            bucket,
+            side.client.access_records().record,
+            lambda done: bar.update(task, completed=done),
         )
     what = count_text(count, "version")
     emit({"purged": {"bucket": bucket, "cell": cell, "versions": count}}, as_json, lambda: out.print(f"{what} deleted"))
@@ -277,7 +281,8 @@ def _complete_or_give_up(
         try:
             with _opened(settings, name, directory) as other:
                 if name == leaves_to or bucket_mover.is_arriving(other.metadata.move_row(bucket)):
-                    bucket_mover.cancel(here.client.moving(), other.client.moving(), bucket, number)
+                    record = other.client.access_records().record
+                    bucket_mover.cancel(here.client.moving(), other.client.moving(), bucket, number, record)
                     given_up += 1
         except Transient as error:
             if name == leaves_to:

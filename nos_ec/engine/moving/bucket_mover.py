@@ -222,9 +222,7 @@ class BucketMover:
                 self._open(known)
         if left is not None and left.state is MoveState.GONE:
             self._source.metadata.move_as(left)
-            _forget_changes(self._source.metadata, left)
-            self._source.metadata.forget_bucket(bucket)
-            record_source(AccessOf.BUCKET, bucket)
+            _forget_bucket(self._source.metadata, left, record_source)
 
     def _bring_back(self, known: MoveRow, left: MoveRow | None) -> MoveRow:
         """Give the target, whose database was rebuilt without a dump that has the move, what the old copies have and it
@@ -496,9 +494,10 @@ class _TooMuch(Exception):
     """More has changed than can be copied while the source is CLOSED."""
 
 
-def cancel(side: CellSide, target: CellSide, bucket: str, number: int) -> None:
+def cancel(side: CellSide, target: CellSide, bucket: str, number: int, record_target: RecordAccess) -> None:
     """Give up the move of a bucket that `side`, its home, still serves, and remove what was copied to the target, from
-    whatever cell. Raises Conflict if it cannot be given up any more, Transient."""
+    whatever cell. `record_target` writes the record of the target. Raises Conflict if it cannot be given up any more,
+    Transient."""
     left, known = side.metadata.move_row(bucket), target.metadata.move_row(bucket)
     if left is not None and left.state is MoveState.GONE:
         raise Conflict(
@@ -515,7 +514,7 @@ def cancel(side: CellSide, target: CellSide, bucket: str, number: int) -> None:
     if is_arriving(known):
         gone = MoveRow(bucket, MoveState.GONE, side.name, left.moves if left else 0, number, now_ms)
         target.metadata.set_move(gone, known)
-        _purge(target, gone)
+        _purge(target, gone, record_target)
 
 
 def require_takes(target: CellSide, source: str, bucket: str, number: int) -> MoveRow | None:
@@ -564,8 +563,15 @@ def has_copies(metadata: Metadata, bucket: str) -> bool:
     return any(walk(metadata, bucket)) or any(trash_of(metadata, bucket))
 
 
-def purge(side: CellSide, home: CellSide, bucket: str, tick: Callable[[int], object] = lambda _: None) -> int:
-    """Remove what a cell still has of a bucket that is in another cell, its home. Returns how many versions and markers
+def purge(
+    side: CellSide,
+    home: CellSide,
+    bucket: str,
+    record: RecordAccess,
+    tick: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Remove what a cell still has of a bucket that is in another cell, its home. `record` writes the record of the
+    cell. Returns how many versions and markers
     were removed. Raises InvalidInput while the home has no dump of its metadata that began after the move: a rebuild
     could otherwise lose delete markers, empty objects and changed attributes. Raises Conflict, Transient."""
     gone = side.metadata.move_row(bucket)
@@ -579,11 +585,12 @@ def purge(side: CellSide, home: CellSide, bucket: str, tick: Callable[[int], obj
             f"the metadata of cell {home.name} must be dumped before the copies in cell {side.name} are deleted:"
             f" nos-ec --cell {home.name} metadata dump"
         )
-    return _purge(side, gone, tick)
+    return _purge(side, gone, record, tick)
 
 
-def _purge(side: CellSide, gone: MoveRow, tick: Callable[[int], object] = lambda _: None) -> int:
+def _purge(side: CellSide, gone: MoveRow, record: RecordAccess, tick: Callable[[int], object] = lambda _: None) -> int:
     side.metadata.move_as(gone)
+    _forget_bucket(side.metadata, gone, record)
     removed = 0
     for key in walk(side.metadata, gone.bucket):
         removed += side.metadata.remove_key(gone.bucket, key.name, side.clock.now_ms())
@@ -613,6 +620,13 @@ def _abort_uploads(side: CellSide, bucket: str) -> None:
 def _forget_changes(metadata: Metadata, row: MoveRow) -> None:
     for page in _changes(metadata, row.bucket):
         metadata.forget_changes(row, page)
+
+
+def _forget_bucket(metadata: Metadata, gone: MoveRow, record: RecordAccess) -> None:
+    """Forget everything but the versions of a bucket in the cell that it has left."""
+    _forget_changes(metadata, gone)
+    metadata.forget_bucket(gone.bucket)
+    record(AccessOf.BUCKET, gone.bucket)
 
 
 def _is_dumped_since(side: CellSide, since_ms: int) -> bool:

@@ -28,6 +28,8 @@ CHECK_WAIT_MS = 10_000
 """How often moves are checked. This costs a query while there are no moves."""
 FORGOTTEN_MAX = 10_000
 """How many changed names are forgotten at most each time."""
+NO_MOVER = 0
+"""The number in a row that no mover has set."""
 _LEASES = "move-"
 _PAGE = 1000
 _ALL = (1 << 63) - 1
@@ -61,13 +63,17 @@ def all_unfinished_moves(metadata: Moves) -> list[MoveRow]:
 
 
 def stalled_among(metadata: Leases, rows: Sequence[MoveRow]) -> list[MoveRow]:
-    """Return those of these rows whose movers do not hold their leases, so that they wait for somebody to continue.
-    Raises Transient."""
+    """Return those of these rows whose movers do not hold their leases, so that they wait for somebody to continue. A
+    row that is GONE without a mover does not wait: the other cell serves the bucket. Raises Transient."""
     if not rows:
         return []
     # A mover takes its lease before it changes a state, so the leases must be read after the states.
     held = {lease.name for lease in metadata.list_leases(_LEASES)}
-    return [row for row in rows if mover_lease(row.mover) not in held]
+    return [row for row in rows if not _is_left(row) and mover_lease(row.mover) not in held]
+
+
+def _is_left(row: MoveRow) -> bool:
+    return row.state is MoveState.GONE and row.mover == NO_MOVER
 
 
 def stalled_moves(metadata: MovesMetadata) -> list[MoveRow]:
@@ -88,9 +94,9 @@ class MoveRecovery:
 
     def run_once(self) -> int:
         """Make the cell serve the buckets again that dead movers have left LEAVING or CLOSED in it, and those that are
-        ARRIVING and GONE from the other cell. Forget the names that dead movers have left in the log, up to
-        FORGOTTEN_MAX. Does nothing if that was tried less than CHECK_WAIT_MS ago. Returns how many buckets are served
-        again. Raises Transient."""
+        ARRIVING and GONE from the other cell. Note which of those that are GONE the other cell serves. Forget the names
+        that dead movers have left in the log, up to FORGOTTEN_MAX. Does nothing if that was tried less than
+        CHECK_WAIT_MS ago. Returns how many buckets are served again. Raises Transient."""
         now_ms = self._clock.now_ms()
         if waits(self._next_ms, now_ms, CHECK_WAIT_MS):
             return 0
@@ -117,6 +123,10 @@ class MoveRecovery:
                 self._serve_again(row)
             case MoveState.ARRIVING if self._has_left(row):
                 self._serve_moved(row)
+            case MoveState.GONE if self._is_served(row):
+                self._metadata.set_move(replace(row, mover=NO_MOVER), row)
+                kill_point("moves.left")
+                return False
             case _:
                 return False
         return True
@@ -131,6 +141,20 @@ class MoveRecovery:
             row.number,
         )
 
+    def _is_served(self, row: MoveRow) -> bool:
+        """Return whether the other cell serves a bucket that is GONE to it, or has moved it further. Then only the row
+        of the bucket is left here, which a command removes."""
+        there = self._others.moves_in(row.other).move_row(row.bucket)
+        return (
+            there is not None
+            and there.moves >= row.number
+            and there.state
+            not in (
+                MoveState.ARRIVING,
+                MoveState.REBUILT,
+            )
+        )
+
     def _serve_moved(self, row: MoveRow) -> None:
         """Do what a mover does after the moment of the move, until this cell serves the bucket."""
         self._others.directory().move_home(row.bucket, self._others.cell, row.number)
@@ -138,8 +162,8 @@ class MoveRecovery:
         self._metadata.set_move(replace(row, state=MoveState.HERE, since_ms=self._clock.now_ms()), row)
         kill_point("moves.served_moved")
         _log.warning(
-            "a bucket is served by its new cell, although the process that moved it died; repeat the command, which"
-            " removes what the old cell still has of the bucket",
+            "a bucket is served by its new cell, although the process that moved it died; what to do next: nos-ec cells"
+            " moves",
             bucket=row.bucket,
             left=row.other,
         )

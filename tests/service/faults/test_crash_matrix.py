@@ -54,6 +54,7 @@ from tests.service.objects.test_moves import (
     BROUGHT_BACK_POINTS,
     CHANGED_POINTS,
     GIVE_UP_POINTS,
+    LEFT_POINTS,
     MOVE_POINTS,
     PURGE_POINTS,
     SERVED_AGAIN_POINTS,
@@ -962,6 +963,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             GIVE_UP_POINTS,
             SERVED_AGAIN_POINTS,
             SERVED_MOVED_POINTS,
+            LEFT_POINTS,
             PURGE_POINTS,
         )
         for point in points

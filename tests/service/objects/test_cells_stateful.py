@@ -445,7 +445,8 @@ class StoreMachine(RuleBasedStateMachine):
         home = self.homes[bucket]
         self.metadata_dump(home)
         with _opened(self.cells.settings, cell) as side, _opened(self.cells.settings, home) as other:
-            found = answer_of(lambda: bucket_mover.purge(side.client.moving(), other.client.moving(), bucket))
+            record = side.client.access_records().record
+            found = answer_of(lambda: bucket_mover.purge(side.client.moving(), other.client.moving(), bucket, record))
         assert isinstance(found, int) or found in ("InvalidInput", "Conflict")
 
     def metadata_dump(self, cell: str) -> None:

@@ -44,7 +44,7 @@ from nos_ec.engine.moving.version_copier import VersionCopier
 from nos_ec.engine.objects import large
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.upkeep import move_recovery
-from nos_ec.engine.upkeep.move_recovery import CHECK_WAIT_MS, mover_lease, stalled_moves
+from nos_ec.engine.upkeep.move_recovery import CHECK_WAIT_MS, all_unfinished_moves, mover_lease, stalled_moves
 from nos_ec.monitoring.gc_samples import move_samples
 from nos_ec.ports.clock import Clock
 from nos_ec.ports.metadata import (
@@ -110,6 +110,8 @@ SERVED_AGAIN_POINTS = ["moves.state_set.before_commit", "moves.served_again"]
 """While a daemon lets a bucket take changes again whose mover has died."""
 SERVED_MOVED_POINTS = ["moves.home_changed", "moves.state_set.before_commit", "moves.served_moved"]
 """While a daemon serves a bucket whose mover has died after the moment of the move."""
+LEFT_POINTS = ["moves.left"]
+"""When a daemon of the old cell finds that the other one serves a bucket whose mover has died."""
 BROUGHT_BACK_POINTS = [
     "moves.state_set.before_commit",
     "moving.key_removed.before_commit",
@@ -777,8 +779,11 @@ def test_a_mover_that_continues_after_another_one_has_finished(settings: Setting
         assert store.get("photos/plain") == b"later"
 
 
+@pytest.mark.parametrize("command", ["move", "purge"])
 @pytest.mark.parametrize("point", ["moving.gone", "moving.home_changed"])
-def test_a_bucket_that_has_moved_is_served_when_its_mover_has_died(settings: Settings, point: str) -> None:
+def test_a_bucket_that_has_moved_is_served_when_its_mover_has_died(
+    settings: Settings, point: str, command: str
+) -> None:
     before = fill(settings)
     with interrupted(settings, point) as mover:
         with mover._target.new_lease(mover_lease(7)):
@@ -792,10 +797,19 @@ def test_a_bucket_that_has_moved_is_served_when_its_mover_has_died(settings: Set
     with open_store(settings) as store:
         store.put("photos/plain", b"later")
     with cell(settings, "a") as here:
-        assert [row.state for row in stalled_moves(here.metadata)] == [MoveState.GONE], "the command removes its row"
-    move(settings, "b")
+        assert [row.state for row in stalled_moves(here.metadata)] == [MoveState.GONE]
+        assert recover(settings, "a") == 0
+        assert stalled_moves(here.metadata) == [], "the other cell serves it"
+        assert here.metadata.bucket_documents("photos", list(DocumentKind)), "a command removes them"
+    if command == "move":
+        move(settings, "b")
+    else:
+        dump(settings, "b")
+        config = Path(settings.of_cell("a").store.root).parent / "cells.toml"
+        assert run(["--config", str(config), "cells", "purge", "photos", "--from", "a"]) == 0
     with cell(settings, "a") as here:
-        assert stalled_moves(here.metadata) == []
+        assert here.metadata.bucket_documents("photos", list(DocumentKind)) == {}
+        assert all_unfinished_moves(here.metadata) == []
     with open_store(settings) as store:
         assert store.get("photos/plain") == b"later"
 
@@ -1497,6 +1511,19 @@ def test_a_move_to_a_full_cell_says_what_to_do(
         assert contents(there, "photos") == []
 
 
+def test_a_move_that_is_given_up_leaves_nothing(settings: Settings) -> None:
+    before = fill(settings)
+    with interrupted(settings, "moving.bucket_copied"):
+        pass
+    let_die(settings)
+    move(settings, "a")
+    with cell(settings, "a") as here, cell(settings, "b") as there:
+        assert contents(here, "photos") == before
+        assert contents(there, "photos") == []
+        assert there.metadata.bucket_documents("photos", list(DocumentKind)) == {}
+        assert all_unfinished_moves(here.metadata) == all_unfinished_moves(there.metadata) == []
+
+
 def test_a_move_is_given_up_before_the_old_cell_knows_it(settings: Settings) -> None:
     before = fill(settings)
     with interrupted(settings, "moving.arriving"):
@@ -1649,7 +1676,8 @@ def test_kill_the_command_that_gives_a_move_up(bench: Bench, point: str) -> None
 @pytest.mark.parametrize(
     ("name", "died_at", "point"),
     [("a", "moving.closed", one) for one in SERVED_AGAIN_POINTS]
-    + [("b", "moving.gone", one) for one in SERVED_MOVED_POINTS],
+    + [("b", "moving.gone", one) for one in SERVED_MOVED_POINTS]
+    + [("a", "moving.here", one) for one in LEFT_POINTS],
 )
 def test_kill_the_daemon_that_serves_a_bucket_whose_mover_died(
     bench: Bench, name: str, died_at: str, point: str

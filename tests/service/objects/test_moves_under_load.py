@@ -144,7 +144,8 @@ def test_a_bucket_is_moved_under_load(tmp_path: Path) -> None:
             assert run(["--config", config, "--cell", there, "metadata", "dump"]) == 0
             with ExitStack() as stack:
                 old, home = (stack.enter_context(open_system(settings.of_cell(one))) for one in (here, there))
-                bucket_mover.purge(old.client.moving(), home.client.moving(), "photos")
+                record = old.client.access_records().record
+                bucket_mover.purge(old.client.moving(), home.client.moving(), "photos", record)
                 if number % 2 == 0:  # afterwards, the parts come back before they are deleted
                     reaped = UploadReaper(old.metadata, LaterClock(PARTS_GRACE_MS + 60_000), 0).run_once()
                     assert reaped.parts == len(PARTS)
