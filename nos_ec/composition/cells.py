@@ -414,7 +414,7 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
                 _leave(system, listed)
             elif _has_forgotten(system, listed):
                 forgotten.append(listed)
-            if listed.home == cell and not listed.is_deleted and system.metadata.bucket(listed.bucket) is None:
+            if listed.home == cell and not listed.is_deleted and _has_no_bucket(system, listed.bucket):
                 record_bucket(directory, system, listed.bucket)
         after = page[-1].bucket
     _arrive_again(system, forgotten)
@@ -432,6 +432,12 @@ def _leave(system: System, listed: DirectoryRow) -> None:
         known = system.metadata.move_row(listed.bucket)
         gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, NO_MOVER, system.clock.now_ms())
         system.metadata.set_move(gone, known)
+
+
+def _has_no_bucket(system: System, bucket: str) -> bool:
+    """Return whether a cell does not have a bucket, although it serves its name."""
+    place = system.metadata.move_row(bucket)
+    return (place is None or place.state not in _ELSEWHERE) and system.metadata.bucket(bucket) is None
 
 
 def _has_forgotten(system: System, listed: DirectoryRow) -> bool:

@@ -155,7 +155,8 @@ def moves(ctx: typer.Context, as_json: AsJson = False) -> None:
             table.add_row(*about, "yes" if is_stalled else "no")
         out.print(table)
         homes = _homes(settings, {row.bucket for _, row, is_stalled in found if is_stalled})
-        commands = [command for one in found if (command := next_command(*one, homes.get(one[1].bucket)))]
+        named = [command for one in found if (command := next_command(*one, homes.get(one[1].bucket)))]
+        commands = list(dict.fromkeys(named))
         if commands:
             out.print("next:")
         for command in commands:
@@ -336,9 +337,11 @@ def _homes(settings: Settings, buckets: Set[str]) -> dict[str, DirectoryRow | No
 def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow | None) -> str:
     """Return the command that a row of a cell waits for, or nothing while its move continues. A move that nobody
     continues is completed or, if its bucket was deleted or is in a third cell by `home`, its row in the directory,
-    given up."""
+    given up. If the directory does not know the bucket, or a move that was made, it must be rebuilt before."""
     if not is_stalled:
         return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
+    if home is None or home.moves + 1 < row.number:
+        return "nos-ec cells rebuild-directory"
     arrives = row.state in (MoveState.ARRIVING, MoveState.REBUILT)
     source, target = (row.other, cell) if arrives else (cell, row.other)
     is_given_up = home is not None and home.home != target and (home.is_deleted or home.home != source)

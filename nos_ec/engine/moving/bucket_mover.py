@@ -147,11 +147,11 @@ class BucketMover:
             )
         if left is not None and left.state is not MoveState.HERE and left.other != self._target.name:
             raise InvalidInput(f"bucket {bucket} is being moved to cell {left.other}; complete that first")
-        arriving = self._arrive(bucket, number)
         if left is not None and left.state is MoveState.GONE and left.number != number:
             raise Conflict(
                 f"the directory does not know the move of bucket {bucket}; run `nos-ec cells rebuild-directory`"
             )
+        arriving = self._arrive(bucket, number)
         if left is None or left.state is not MoveState.GONE:
             left = self._set_source(MoveState.LEAVING, bucket, number, left)
             kill_point("moving.leaving")

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from nos_ec.core.errors import Conflict, NosError
+from nos_ec.core.errors import ConfigError, Conflict, NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Directory, Leases, MoveRow, Moves, MoveState
@@ -157,7 +157,12 @@ class MoveRecovery:
 
     def _serve_moved(self, row: MoveRow) -> None:
         """Do what a mover does after the moment of the move, until this cell serves the bucket."""
-        self._others.directory().move_home(row.bucket, self._others.cell, row.number)
+        try:
+            self._others.directory().move_home(row.bucket, self._others.cell, row.number)
+        except Conflict as error:
+            if self._metadata.move_row(row.bucket) != row:
+                raise  # another process has completed the move
+            raise ConfigError(f"{error}; if it was lost or restored, run `nos-ec cells rebuild-directory`") from error
         kill_point("moves.home_changed")
         self._metadata.set_move(replace(row, state=MoveState.HERE, since_ms=self._clock.now_ms()), row)
         kill_point("moves.served_moved")

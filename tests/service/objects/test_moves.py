@@ -1131,6 +1131,7 @@ def test_a_bucket_is_completed_from_its_old_copies(
     else:
         move(settings, "b")
     lose_and_rebuild(settings, tmp_path, "b", *arguments)
+    fill_directory(settings, as_json=False)
     assert home_of(settings) == "b"
     assert recover(settings, "b") == 0
     capsys.readouterr()
@@ -1317,6 +1318,47 @@ def test_the_directory_is_rebuilt_from_the_cells(settings: Settings, is_restored
         row = system.metadata.move_row("photos")
         assert row is not None
         assert (row.state, row.other, row.number) == (MoveState.GONE, "c", 1)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("point", ["moving.gone", "moving.home_changed"])
+def test_the_directory_is_restored_while_no_cell_serves_a_bucket(
+    settings: Settings, tmp_path: Path, capsys: Any, point: str, is_known: bool
+) -> None:
+    """From a backup before the bucket was created, or two moves before. What the daemons log and the commands print
+    leads to a bucket that is served."""
+    fill(settings)
+    config = ["--config", str(tmp_path / "cells.toml")]
+    for old, new in (("a", "c"), ("c", "a")):
+        move(settings, new)
+        dump(settings, new)
+        assert run([*config, "cells", "purge", "photos", "--from", old]) == 0
+        dump(settings, old)
+    with cell(settings, "a") as here:
+        before = contents(here, "photos")
+    with interrupted(settings, point):
+        pass
+    let_die(settings)
+    with open_system(settings.of_cell("a")) as system, system.metadata._engine.begin() as connection:  # type: ignore[attr-defined]
+        connection.execute(update(DIRECTORY).values(home="a", moves=0) if is_known else delete(DIRECTORY))
+    with capture_logs() as logged:
+        assert recover(settings, "b") == 0
+    assert any("run `nos-ec cells rebuild-directory`" in str(line.get("error")) for line in logged)
+    with pytest.raises(Conflict if is_known else NotFound):
+        move(settings, "b")
+    capsys.readouterr()
+    assert run([*config, "cells", "moves"]) == 0
+    assert "nos-ec cells rebuild-directory" in capsys.readouterr().out
+    assert recover(settings, "b") == 0
+    for _ in range(2):
+        assert run([*config, "cells", "rebuild-directory"]) == 0
+    assert recover(settings, "b") == 1
+    assert home_of(settings) == "b"
+    move(settings, "b")
+    with cell(settings, "b") as there, cell(settings, "a") as here:
+        assert contents(there, "photos") == before
+        assert all_unfinished_moves(here.metadata) == all_unfinished_moves(there.metadata) == []
     capsys.readouterr()
 
 

@@ -83,7 +83,7 @@ def _move_home(connection: Connection, bucket: str, home: str, moves: int) -> No
     if known is not None and (known.home, known.moves) == (home, moves):
         return
     if known is None or known.moves != moves - 1:
-        raise Conflict(f"the directory has another place of bucket {bucket} than this move expects; see `nos-ec cells`")
+        raise Conflict(f"the directory has another place of bucket {bucket} than this move expects")
     connection.execute(update(DIRECTORY).where(_D.bucket == bucket).values(home=home, moves=moves))
 
 
