@@ -279,7 +279,8 @@ def new_mover(settings: Settings) -> Iterator[tuple[BucketMover, Callable[..., N
     """A mover of buckets from a to b, and a function that lets it move one of them and calls its argument with the name
     of each kill point."""
     with ExitStack() as stack:
-        directory, source, target = (stack.enter_context(open_system(settings.of_cell(name))) for name in "aab")
+        names = settings.store.directory or "", "a", "b"
+        directory, source, target = (stack.enter_context(open_system(settings.of_cell(name))) for name in names)
         mover = BucketMover(directory.metadata, source.client.moving(), target.client.moving(), number=7)
         records = target.client.access_records().record, source.client.access_records().record
 
@@ -1173,6 +1174,95 @@ def test_kill_the_command_that_completes_a_bucket_from_its_old_copies(bench: Ben
     capsys.readouterr()
 
 
+@pytest.mark.invariant(11)
+@pytest.mark.parametrize(
+    "point",
+    [
+        "moving.arriving",
+        "moving.compared",
+        "moving.closed",
+        "moving.gone",
+        "moving.home_changed",
+        "moving.here",
+    ],
+)
+def test_a_move_continues_after_the_directory_was_rebuilt(tmp_path: Path, capsys: Any, point: str) -> None:
+    """The directory is in a third cell, and no dump has it."""
+    settings = new_cells(tmp_path, c=0, a=1, b=0)
+    before, in_trash = fill_for_rebuild(settings)
+    with interrupted(settings, point):
+        pass
+    let_die(settings)
+    lose_and_rebuild(settings, tmp_path, "c", "--without-dump")
+    has_left = point in ("moving.gone", "moving.home_changed", "moving.here")
+    assert home_of(settings) == ("b" if has_left else "a")
+    for name in "ab":
+        recover(settings, name)
+    with open_store(settings) as store:
+        assert store.get("photos/empty") == b""
+    move(settings, "b")
+    with open_system(settings.of_cell("b")) as there, cell(settings, "a") as here:
+        assert_has_all(there, before, in_trash)
+        assert all_unfinished_moves(here.metadata) == all_unfinished_moves(there.metadata) == []
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("point", ["moving.compared", "moving.names_compared", "moving.gone", "moving.here"])
+def test_what_was_changed_before_the_old_cell_was_lost_is_moved(tmp_path: Path, capsys: Any, point: str) -> None:
+    """Its dump began before the changes, and its journal has them."""
+    settings, _ = with_journal(tmp_path)
+    fill(settings)
+    dump(settings, "a")
+
+    def change_some(name: str) -> None:
+        if name == "moving.compared":
+            with open_system(settings.of_cell("a")) as here:
+                change(here)
+
+    with new_mover(settings) as (mover, run_move), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mover, "_serve_again", lambda *_: None)
+
+        def stop(name: str) -> None:
+            change_some(name)
+            if name == point:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            run_move(stop)
+    let_die(settings)
+    with cell(settings, "a") as here:
+        after = without_numbers(here)
+    lose_and_rebuild(settings, tmp_path, "a")
+    move(settings, "b")
+    with cell(settings, "b") as there:
+        assert without_numbers(there) == after
+    capsys.readouterr()
+
+
+def with_journal(folder: Path) -> tuple[Settings, Path]:
+    """The settings of a new store with two cells that have journals of deletes, and their file."""
+    new_cells(folder, a=1, b=0)
+    file = folder / "cells.toml"
+    file.write_text(file.read_text().replace("[store]\n", "[store]\njournal_rows_max = 1000\n"))
+    return load_settings(file, {}), file
+
+
+def change(system: System) -> None:
+    """Change objects of the bucket in all ways that the journal of deletes knows, and write it into the store."""
+    objects, key = system.client.store(), partial(ObjectKey, "photos")
+    objects.delete(key("plain"))
+    objects.delete(key("empty"))
+    objects.put(key("sealed"), BytesIO(b"overwritten"))
+    objects.put(key("new"), BytesIO(b"new"))
+    system.metadata.set_attributes(system.metadata.get(key("d/ä")), encode_attributes({"of": "later"}))
+    objects.delete_versions([AddMarker(key("versions"), Versioning.ENABLED)])
+    hidden = key_of(system.metadata, "photos", "hidden")
+    assert hidden is not None
+    (marker,) = [one for one in hidden.versions if one.row is None]
+    objects.delete_versions([DeleteVersion(key("hidden"), marker.version)])
+    system.client.journal().ship()
+
+
 def without_numbers(system: System) -> list[tuple[object, ...]]:
     """The contents of the bucket. What is recovered from a landing copy has the time of its PUT, not its number."""
     return [(name, *about) for name, _, _, *about in contents(system, "photos")]
@@ -1181,27 +1271,13 @@ def without_numbers(system: System) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("dumped", [False, True])
 def test_what_was_changed_after_a_move_is_not_undone(tmp_path: Path, capsys: Any, dumped: bool) -> None:
     """The new cell, whose database is lost, has a journal."""
-    settings = new_cells(tmp_path, a=1, b=0)
-    file = tmp_path / "cells.toml"
-    file.write_text(file.read_text().replace("[store]\n", "[store]\njournal_rows_max = 1000\n"))
-    settings = load_settings(file, {})
+    settings, file = with_journal(tmp_path)
     fill(settings)
     move(settings, "b")
     if dumped:
         dump(settings, "b")
     with open_system(settings.of_cell("b")) as there:
-        objects, key = there.client.store(), partial(ObjectKey, "photos")
-        objects.delete(key("plain"))
-        objects.delete(key("empty"))
-        objects.put(key("sealed"), BytesIO(b"overwritten"))
-        objects.put(key("new"), BytesIO(b"new"))
-        there.metadata.set_attributes(there.metadata.get(key("d/ä")), encode_attributes({"of": "later"}))
-        objects.delete_versions([AddMarker(key("versions"), Versioning.ENABLED)])
-        hidden = key_of(there.metadata, "photos", "hidden")
-        assert hidden is not None
-        (marker,) = [one for one in hidden.versions if one.row is None]
-        objects.delete_versions([DeleteVersion(key("hidden"), marker.version)])
-        there.client.journal().ship()
+        change(there)
         after = without_numbers(there)
     lose_and_rebuild(settings, tmp_path, "b", *([] if dumped else ["--without-dump"]))
     with open_system(settings.of_cell("b")) as there:
