@@ -146,11 +146,12 @@ class Collection:
         return Draining(self._parts, batch.lanes).drain([victim.block for victim in batch.victims])
 
     def _report_space(self, failure: NosError | None) -> None:
-        """Add to the result how much the store holds now, and why that is above the target, if it is."""
+        """Add to the result how much the store holds now, and why that is above the target, if it is. Adding up all
+        blocks again would give the same sums after a run without victims, as most runs of a daemon are."""
         run, outlook = self._run, self._outlook
         if outlook is None or not (failure is None or isinstance(failure, NoSpace)):
             return
-        use = run.metadata.space_use()
+        use = run.metadata.space_use() if run.progress.result.blocks_chosen else outlook.use
         behind = outlook.behind
         if outlook.target is not None:
             behind = self._hindrance(failure, behind) if is_above(use.without_empty, outlook.target) else None

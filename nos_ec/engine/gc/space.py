@@ -19,7 +19,7 @@ from nos_ec.core.gc.target_costs import PriceCurve, price_curve
 from nos_ec.core.ids import BlockId
 from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.metadata import BlockFacts, Blocks, WaitReason
+from nos_ec.ports.metadata import BlockFacts, Blocks, SpaceUse, WaitReason
 
 _log = structlog.get_logger(__name__)
 
@@ -33,7 +33,7 @@ ANY_WASTE = 0.0
 class Outlook:
     """The expected effect of a run on the space of the store."""
 
-    before: StoredBytes
+    use: SpaceUse
     """What blocks store now."""
     after: StoredBytes
     """What blocks will store when all victims and all empty blocks are collected."""
@@ -41,6 +41,11 @@ class Outlook:
     """The target of the policy, as space amplification; None if it has no target."""
     behind: Behind | None
     """Why a run does less than the policy demands; None when it does everything."""
+
+    @property
+    def before(self) -> StoredBytes:
+        """Return what blocks store now, including those without live objects."""
+        return self.use.with_empty
 
 
 def is_space_short(blocks: BlockStore, options: CollectorOptions) -> bool:

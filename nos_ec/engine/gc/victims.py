@@ -141,7 +141,7 @@ def choose(
         behind = Behind.GAIN
     if target is None or is_above(after, target):
         behind = behind or taken.behind
-    return Choice(taken.candidates, victims, taken.dense, Outlook(use.with_empty, after, target, behind))
+    return Choice(taken.candidates, victims, taken.dense, Outlook(use, after, target, behind))
 
 
 class _Taken:
