@@ -113,7 +113,7 @@ class Context:
             return open_home(self.settings(), bucket, name, creates=creates)
         system = open_home(self.whole(), bucket, name, creates=True, preferred=self.cell)
         try:
-            self.require_home(bucket, system.settings.cell)
+            self.require_home(bucket if name is None else f"{bucket}/{name}", system.settings.cell)
         except InvalidInput:
             system.__exit__()
             raise
@@ -127,6 +127,12 @@ class Context:
         from nos_ec.composition.cells import open_places
 
         with open_places(self.whole(), bucket, self.cell) as (systems, cell_of):
+            if self.cell is not None and len(systems) > 1:
+                cells = " and ".join(map(str, systems))
+                raise InvalidInput(
+                    f"{bucket} is a wide bucket: each object belongs into one of the cells {cells}, by its name; leave"
+                    " out --cell"
+                )
             for cell in systems:
                 self.require_home(bucket, cell)
             stores = {cell: system.client.store() for cell, system in systems.items()}
@@ -138,10 +144,10 @@ class Context:
 
         return grouped_by_cell(self.settings(), keys)
 
-    def require_home(self, bucket: str, home: str | None) -> None:
-        """Raise InvalidInput if a cell was given that is not the home of this bucket."""
+    def require_home(self, what: str, home: str | None) -> None:
+        """Raise InvalidInput if a cell was given that is not the home of this bucket or object."""
         if self.cell not in (None, home):
-            raise InvalidInput(f"bucket {bucket} is in cell {home}, not in {self.cell}; leave out --cell")
+            raise InvalidInput(f"{what} belongs into cell {home}, not into {self.cell}; leave out --cell")
 
 
 def _quoted(word: str) -> str:
