@@ -122,16 +122,19 @@ def work_pool(settings: Settings, processes: int) -> AbstractContextManager[Work
 def opening_pool(
     opens: Callable[[Settings], AbstractContextManager[_S]], settings: Settings, processes: int
 ) -> Iterator[WorkPool[_S] | None]:
-    """Start this many processes when they are needed, and end them with the block, at once if it raises. Yields None
-    for one process, which is this one. `opens`, a function of a module, opens what the work needs.
+    """Start this many processes, and end them with the block, at once if it raises. Yields None for one process, which
+    is this one. `opens`, a function of a module, opens what the work needs.
 
-    They are new processes, not forks, because drivers of databases and of Ceph do not survive a fork."""
+    They are new processes, not forks, because drivers of databases and of Ceph do not survive a fork. They load the
+    program while the command does what it does alone, and open the stores for their first piece of work."""
     if processes == 1:
         yield None
         return
     others = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (opens, settings))
     try:
+        for _ in range(processes):
+            executor.submit(_load_program)
         yield WorkPool(executor, processes)
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
@@ -157,6 +160,10 @@ def _begin(opens: Callable[[Settings], AbstractContextManager[Any]], settings: S
     log_for_people()
     Thread(target=_end_with_command, name="command", daemon=True).start()
     _Opened.opens = partial(opens, settings)
+
+
+def _load_program() -> None:
+    """Do nothing: what `_begin` takes has been loaded by then."""
 
 
 def _end_with_command() -> None:

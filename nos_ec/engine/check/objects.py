@@ -57,7 +57,7 @@ class ObjectLook:
 
     def pages_between(self, after: int, last: int) -> Iterator[PageLook]:
         """Look at the rows whose ids are above `after` and at most `last`. Raises Transient."""
-        while ids := (page := self._metadata.columns_after(after, PAGE_ROWS).up_to(last)).object_id:
+        while after < last and (ids := (page := self._metadata.columns_after(after, PAGE_ROWS).up_to(last)).object_id):
             yield self._look(page, after)
             after = ids[-1]
 

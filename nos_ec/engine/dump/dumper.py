@@ -93,7 +93,7 @@ def object_ranges(metadata: Metadata) -> Ranges:
 
 def object_pages(metadata: Metadata, after: int = 0, last: int | None = None) -> Iterator[DumpPage]:
     """Yield the objects whose ids are above `after` and at most `last` (None: all of these). Raises Transient."""
-    while ids := (page := _page_up_to(metadata, after, last)).object_id:
+    while (last is None or after < last) and (ids := (page := _page_up_to(metadata, after, last)).object_id):
         small = page.without(ObjectState.LARGE)
         if small.object_id:
             yield rows.columns_page(small)

@@ -91,7 +91,7 @@ class RebuildInput:
     def columns_between(self, after: int, last: int) -> Iterator[ObjectColumns]:
         """Yield the rows of objects whose ids are above `after` and at most `last`, in pages of columns. Raises
         Transient."""
-        while (page := self.metadata.columns_after(after, PAGE_ROWS).up_to(last)).object_id:
+        while after < last and (page := self.metadata.columns_after(after, PAGE_ROWS).up_to(last)).object_id:
             after = page.object_id[-1]
             yield page
 
