@@ -259,7 +259,7 @@ def gc_workers(
     ctx: typer.Context,
     shared: Shared,
     objects: Annotated[int, typer.Option(min=200, help="Objects packed in each store in each round.")] = 20_000,
-    rounds: Rounds = 1,
+    rounds: Rounds = 3,
     workers: Annotated[int, typer.Option(min=2, max=WORKERS_MAX, help="Workers of the second store.")] = 4,
 ) -> None:
     """Measure what it costs that several GC workers collect one store, compared with one worker. Also works on an

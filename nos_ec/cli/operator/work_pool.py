@@ -25,7 +25,6 @@ from nos_ec.core.formats.dump_format import PackedPage, pack_page
 from nos_ec.engine.check.blocks import BlockLook, BlockLooks, ReadShare
 from nos_ec.engine.check.objects import PageLook
 from nos_ec.engine.dump.dumper import object_pages
-from nos_ec.engine.dump.rebuild_input import batches
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.engine.scrub.blocks import BlockScrub, FirstLook
 from nos_ec.ports.metadata import BlockRow
@@ -34,7 +33,9 @@ from nos_ec.settings import Settings
 PROCESSES_MAX = 16
 AHEAD = 2
 """Pieces of work that wait or run at a time, for each process. So memory is bounded, and no process waits."""
-BLOCKS_AT_A_TIME = 8
+BLOCKS_AT_A_TIME, OBJECTS_AT_A_TIME = 8, 10_000
+"""The most blocks in a piece of work, which takes no further block once its blocks hold this many objects. A block of
+small objects has tens of thousands, and takes a tenth of a second or more."""
 
 Processes = Annotated[
     int,
@@ -106,11 +107,24 @@ class PoolLooks:
     def at_blocks(self, rows: Iterable[BlockRow]) -> Iterator[BlockLook]:
         """See Looks."""
         look = partial(_look_at_blocks, self._read)
-        return chain.from_iterable(self._pool.in_order(look, batches(rows, BLOCKS_AT_A_TIME)))
+        return chain.from_iterable(self._pool.in_order(look, block_pieces(rows)))
 
     def at_objects(self, ranges: Iterable[_IdRange]) -> Iterator[PageLook]:
         """See Looks."""
         return chain.from_iterable(self._pool.in_order(_look_at_objects, ranges))
+
+
+def block_pieces(rows: Iterable[BlockRow]) -> Iterator[list[BlockRow]]:
+    """Divide blocks into pieces of work that take about as long as a range of objects."""
+    piece, objects = list[BlockRow](), 0
+    for row in rows:
+        piece.append(row)
+        objects += row.live_objects
+        if len(piece) == BLOCKS_AT_A_TIME or objects >= OBJECTS_AT_A_TIME:
+            yield piece
+            piece, objects = [], 0
+    if piece:
+        yield piece
 
 
 def work_pool(settings: Settings, processes: int) -> AbstractContextManager[WorkPool[System] | None]:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.cli.app import run as start
-from nos_ec.cli.operator.work_pool import work_pool
+from nos_ec.cli.operator.work_pool import block_pieces, work_pool
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Corrupt, Transient
 from nos_ec.core.formats.dump_format import DumpContent, DumpHead, DumpPage, read_dump
@@ -128,6 +129,17 @@ def test_a_range_is_read_with_one_query_for_each_page(bench: Bench, monkeypatch:
             for _ in read(ids[3], ids[17]):
                 pass
             assert asked == [ids[3], ids[10]]
+
+
+def test_blocks_of_many_objects_are_pieces_of_their_own(bench: Bench) -> None:
+    """Otherwise one process would look at all blocks of a store of 2 x 10^5 small objects."""
+    with bench.open() as system:
+        fill(bench, system)
+        row = system.metadata.list_blocks(None, 1)[0]
+    objects_of = (3, 20_000, 9_999, 1, *[0] * 9)
+    rows = [replace(row, live_objects=objects) for objects in objects_of]
+    pieces = list(block_pieces(rows))
+    assert [[one.live_objects for one in piece] for piece in pieces] == [[3, 20_000], [9_999, 1], [0] * 8, [0]]
 
 
 def _kill(system: System, item: int) -> int:
