@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -65,6 +66,19 @@ def is_in_turns(item: pytest.Item) -> bool:
 def pytest_report_header() -> str:
     """Say how to run the same cases again."""
     return "all cases" if IS_WHOLE else f"the cases of NOS_EC_DEV_TURN={TURN}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude modules and tests from garbage collection, because they stay alive. Without this, the collector took a
+    fifth of the CPU time of the tests, and more of the time in which they are loaded."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
