@@ -137,6 +137,11 @@ def is_parts_bucket(bucket: str) -> bool:
     return bucket.startswith(PARTS_BUCKET)
 
 
+def bucket_of_parts(bucket: str) -> str:
+    """Return the bucket of the uploads whose parts this bucket has; for any other bucket, itself."""
+    return bucket.removeprefix(PARTS_BUCKET)
+
+
 def parts_prefix(upload_id: UploadId) -> str:
     """Return the prefix of the names of the parts of an upload."""
     return upload_id.hex() + "/"
@@ -147,13 +152,18 @@ def part_key(bucket: str, upload_id: UploadId, number: int) -> ObjectKey:
     return ObjectKey(parts_bucket(bucket), f"{parts_prefix(upload_id)}{number:05}")
 
 
+def upload_key(bucket: str, upload_id: UploadId) -> ObjectKey:
+    """Return the key, in the bucket of the parts, that stands for an upload itself. No object has it."""
+    return ObjectKey(parts_bucket(bucket), parts_prefix(upload_id))
+
+
 def part_number(key: ObjectKey) -> int:
     """Return the number in the key of a part."""
     return int(key.name.rpartition("/")[2])
 
 
 def upload_of_part(key: ObjectKey) -> UploadId | None:
-    """Return the upload of a part, or None for an object that is not a part."""
+    """Return the upload of a part, or None for an object that is not a part. `upload_key` counts as one."""
     text, slash, _ = key.name.partition("/")
     if not is_parts_bucket(key.bucket) or not slash or not _ID.fullmatch(text):
         return None

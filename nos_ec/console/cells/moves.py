@@ -10,7 +10,7 @@ from nos_ec.ports.metadata import MoveRow, Moves, MoveState
 
 SHOWN_MAX = 50
 STATE_TEXTS = {
-    MoveState.LEAVING: "being copied; everything works but new multipart uploads",
+    MoveState.LEAVING: "being copied; everything works",
     MoveState.CLOSED: "closed: the last changes are being copied; it can be read, and changes get 503",
     MoveState.ARRIVING: "the new cell has copies, which it does not serve yet",
     MoveState.REBUILT: "not served: the database of its cell was rebuilt, and must be completed from the old copies",

@@ -2,9 +2,9 @@
 
   1. The source is LEAVING, the target ARRIVING, both with a number of this mover. From now on every earlier mover of
      the bucket fails: its transactions in the target, and its changes of states, find another number.
-  2. All versions are copied while the source serves the bucket. Meanwhile each transaction that changes the bucket
-     writes the names of its objects into a log (`Moves.changed_names`). These names are compared again and again,
-     until few are left.
+  2. All versions and unfinished uploads are copied while the source serves the bucket. Meanwhile each transaction that
+     changes the bucket writes the names of its objects, parts and uploads into a log (`Moves.changed_names`). These
+     names are compared again and again, until few are left.
   3. The source is CLOSED: it waits for all transactions that change the bucket, and refuses new ones. The names that
      are left in the log are compared, then the bucket's row, documents and grants are copied. The source still serves
      reads. If this would take long, the source is LEAVING again, as in step 2.
@@ -29,11 +29,23 @@ from threading import Event
 
 import structlog
 
+from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import Conflict, InvalidInput, LeaseLost, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.parts import PARTS_BUCKET, UploadId, upload_of_part
 from nos_ec.engine.dump.stored import newest_dump_ms
-from nos_ec.engine.moving.keys import Key, differing, key_of, trash_differing, trash_of, walk
+from nos_ec.engine.moving.keys import (
+    Key,
+    PartPair,
+    differing,
+    differing_parts,
+    key_of,
+    parts_of,
+    trash_differing,
+    trash_of,
+    walk,
+)
 from nos_ec.engine.moving.old_copies import OldCopies
 from nos_ec.engine.moving.version_copier import CellSide, SharedUpload, VersionCopier, bytes_of
 from nos_ec.engine.rate_limit import RateLimit
@@ -50,6 +62,8 @@ from nos_ec.ports.metadata import (
     MoveRow,
     MoveState,
     ObjectRow,
+    UploadRow,
+    UploadState,
 )
 
 PASSES_MAX = 10
@@ -247,7 +261,8 @@ class BucketMover:
         self._copier.flush()
         self._copy_floors(bucket)
         self._copy_trash(bucket)
-        _abort_uploads(self._target, bucket)
+        self._copy_uploads(bucket)
+        self._abort_others(bucket)
         kill_point("moving.brought_back")
         if kept:
             _log.warning("what was changed after the move is as the rebuild has left it", bucket=bucket, names=kept)
@@ -258,7 +273,6 @@ class BucketMover:
         """Copy everything until the source is GONE. After an error, or when the command is interrupted by a signal, the
         source serves the bucket as before."""
         try:
-            self._require_movable(bucket)
             self._copy_all(bucket)
             left = self._close(bucket, left)
             self._copy_bucket(bucket, record_target)
@@ -332,12 +346,13 @@ class BucketMover:
                 yield mine, theirs
 
     def _copy_all(self, bucket: str) -> None:
-        """Make the target have the versions and floors that the source had when each key was read."""
+        """Make the target have the versions, floors and unfinished uploads that the source had when each was read."""
         self.progress.pass_number += 1
         for mine, theirs in differing(self._source.metadata, self._target.metadata, bucket):
             self._mend_served(bucket, mine, theirs)
         self._copier.flush()
         self._copy_floors(bucket)
+        self._copy_uploads(bucket)
         kill_point("moving.compared")
 
     def _copy_floors(self, bucket: str) -> None:
@@ -346,6 +361,21 @@ class BucketMover:
             self._target.metadata.restore_floors(page)
             after = page[-1][0]
 
+    def _copy_uploads(self, bucket: str) -> None:
+        source, target = self._source.metadata, self._target.metadata
+        last: tuple[str, UploadId] | None = None
+        while page := source.list_uploads(bucket, "", last, _PAGE):
+            there = target.uploads_by_id([upload.upload_id for upload in page])
+            for upload in page:
+                known, parts = there.get(upload.upload_id), self._all_parts(upload)
+                if self._old_copies is None:
+                    self._mend_upload(upload, known, parts)
+                elif known is None or known.state is not UploadState.COMPLETED:
+                    # Parts that the rebuild has found may have been stored after the move.
+                    self._mend_upload(upload, known, [(mine, theirs) for mine, theirs in parts if theirs is None])
+            self._copier.flush()
+            last = page[-1].key.name, page[-1].upload_id
+
     def _close(self, bucket: str, left: MoveRow) -> MoveRow:
         """Copy what changes until the source is CLOSED and nothing differs. Returns the row of the source."""
         for _ in range(ROUNDS_MAX):
@@ -353,8 +383,7 @@ class BucketMover:
                 if self._copy_changed(bucket, left) < CLOSED_NAMES_MAX:
                     break
             is_complete = self._copy_trash(bucket)
-            _abort_uploads(self._target, bucket)
-            self._require_movable(bucket)
+            self._abort_others(bucket)
             left = self._set_source(MoveState.CLOSED, bucket, left.number, left)
             kill_point("moving.closed")
             self._closed_ms = self._source.clock.now_ms()
@@ -379,25 +408,28 @@ class BucketMover:
         Returns how many names there were."""
         self.progress.pass_number += 1
         count = 0
-        for page in _changes(self._source.metadata, bucket):
+        for of, page in _changes(self._source.metadata, bucket):
             # A change is forgotten after its name was compared, and by its id. So whatever is killed, and whatever
             # changes meanwhile: the log has each change that the target may lack.
-            pairs = self._pairs(bucket, {one.name for one in page})
-            for mine, theirs in pairs:
-                self._mend_served(bucket, mine, theirs)
+            names = {one.name for one in page}
+            if of == bucket:
+                for mine, theirs in self._pairs(bucket, names):
+                    self._mend_served(bucket, mine, theirs)
+            else:
+                for upload, known, parts in self._uploads_of(of, names):
+                    self._mend_upload(upload, known, parts)
             self._copier.flush()
             kill_point("moving.names_compared")
             with self._owning(self._source, left, bucket):
                 self._source.metadata.forget_changes(left, page)
-            count += len({one.name for one in page})
+            count += len(names)
         return count
 
     def _copy_last(self, bucket: str, *, is_complete: bool) -> None:
         """Copy the last changes while the source is CLOSED. The log still has their names if it is opened again.
         is_complete: whether the trash was copied without exception. Raises _TooMuch."""
-        changes = self._source.metadata.changed_names(bucket, _ALL, _PAGE + 1)
-        names = {one.name for one in changes}
-        if len(changes) > _PAGE or len(names) > CLOSED_NAMES_MAX:
+        names, of_parts = self._last_names(bucket), self._last_names(PARTS_BUCKET + bucket)
+        if len(names) + len(of_parts) > CLOSED_NAMES_MAX:
             raise _TooMuch
         size = 0
         pairs: list[tuple[Key | None, Key | None]] = []
@@ -406,9 +438,15 @@ class BucketMover:
             size += sum(bytes_of(one.row) for one in (mine.versions if mine else ()) if one.row)
             if size > CLOSED_BYTES_MAX:
                 raise _TooMuch
+        uploads = list(self._uploads_of(PARTS_BUCKET + bucket, of_parts))
+        size += sum(mine.size for _, _, parts in uploads for mine, _ in parts if mine)
+        if size > CLOSED_BYTES_MAX:
+            raise _TooMuch
         for mine, theirs in pairs:
             self._require_time()
             self._mend(bucket, mine, theirs)
+        for upload, known, parts in uploads:
+            self._mend_upload(upload, known, parts)
         self._copier.flush()
         has_changed = bool(names) or not is_complete  # since the trash was copied
         if has_changed and not self._copy_trash(bucket):
@@ -416,10 +454,89 @@ class BucketMover:
                 f"bucket {bucket} has two versions that are composed of one upload, and such objects cannot be moved to"
                 " another cell; empty the trash of the bucket"
             )
-        _abort_uploads(self._target, bucket)
-        self._require_movable(bucket)
         kill_point("moving.last_compared")
 
+    def _last_names(self, of: str) -> set[str]:
+        """Return the names that are left in the log of a bucket. Raises _TooMuch."""
+        changes = self._source.metadata.changed_names(of, _ALL, _PAGE + 1)
+        if len(changes) > _PAGE:
+            raise _TooMuch
+        return {one.name for one in changes}
+
+    # --- unfinished uploads -----------------------------------------------------------------------
+    def _all_parts(self, upload: UploadRow) -> list[PartPair]:
+        return differing_parts(parts_of(self._source.metadata, upload), parts_of(self._target.metadata, upload))
+
+    def _uploads_of(
+        self, of: str, names: Collection[str]
+    ) -> Iterator[tuple[UploadRow, UploadRow | None, list[PartPair]]]:
+        """Yield (upload, its row in the target if it is OPEN there, parts that differ) for each upload that is OPEN in
+        the source, of the uploads and parts with these names in the hidden bucket `of`. Those that are not OPEN any
+        more are aborted in the target."""
+        source, target = self._source.metadata, self._target.metadata
+        changed: dict[UploadId, list[ObjectKey]] = {}
+        for key in (ObjectKey(of, name) for name in sorted(names)):
+            upload_id = upload_of_part(key)
+            assert upload_id is not None, "the log has no other names of this bucket"
+            changed.setdefault(upload_id, []).append(key)
+        # An upload that ends after it was read is in the log again.
+        here, there = source.uploads_by_id(list(changed)), target.uploads_by_id(list(changed))
+        for upload_id, keys in changed.items():
+            self._require_time()
+            mine, theirs = _if_open(here.get(upload_id)), _if_open(there.get(upload_id))
+            if mine is None:
+                self._abort_in_target(theirs)
+            elif theirs is None:
+                yield mine, None, self._all_parts(mine)
+            else:
+                yield mine, theirs, differing_parts(source.rows_of(keys), target.rows_of(keys))
+
+    def _mend_upload(self, upload: UploadRow, known: UploadRow | None, parts: Collection[PartPair]) -> None:
+        """Make the target have an OPEN upload with these parts as the source has them. `known` is its row there. What
+        users change meanwhile is in the log."""
+        if known != upload:
+            self._open_upload(upload)
+        for mine, theirs in parts:
+            self._require_time()
+            self._copy_part(mine, theirs)
+        self._tick(self.progress)
+
+    def _open_upload(self, upload: UploadRow) -> None:
+        try:
+            self._copier.open_upload(upload)
+        except SharedUpload:  # with a version in the trash of the target that that of the source does not have
+            self._purge_stale_trash(upload.key.bucket)
+            self._copier.open_upload(upload)
+
+    def _copy_part(self, mine: ObjectRow | None, theirs: ObjectRow | None) -> None:
+        try:
+            self._copier.copy_part(mine, theirs)
+        except NotFound:
+            now = mine and self._source.metadata.rows_of([mine.key]).get(mine.key)
+            if now == mine:
+                raise
+            if now and mine and now.version == mine.version:
+                self._copy_part(now, None)  # its bytes were packed, or GC has moved them
+
+    def _abort_others(self, bucket: str) -> None:
+        """Abort the uploads that are OPEN in the target and not in the source: users have ended them, or the parts of
+        an object were copied that was removed before it was copied itself."""
+        source, target = self._source.metadata, self._target.metadata
+        last: tuple[str, UploadId] | None = None
+        while page := target.list_uploads(bucket, "", last, _PAGE):
+            here = source.uploads_by_id([upload.upload_id for upload in page])
+            for upload in page:
+                if _if_open(here.get(upload.upload_id)) is None:
+                    self._abort_in_target(upload)
+            last = page[-1].key.name, page[-1].upload_id
+
+    def _abort_in_target(self, upload: UploadRow | None) -> None:
+        """Let GC delete the parts of an upload later, unless an object is copied meanwhile that is composed of them."""
+        if upload is not None:
+            self._target.metadata.abort_upload(upload.upload_id, self._target.clock.now_ms() + PARTS_GRACE_MS)
+            kill_point("moving.upload_aborted")
+
+    # --- keys -------------------------------------------------------------------------------------
     def _pairs(self, bucket: str, names: Collection[str]) -> Iterator[tuple[Key | None, Key | None]]:
         """Yield those of these keys that the cells have differently, as `differing` does, after the target has got
         their floors."""
@@ -483,11 +600,6 @@ class BucketMover:
             target.meter_bucket(bucket, self._target.clock.now_ms())
         record_target(AccessOf.BUCKET, bucket)
         kill_point("moving.bucket_copied")
-
-    def _require_movable(self, bucket: str) -> None:
-        metadata = self._source.metadata
-        if metadata.list_uploads(bucket, "", None, 1):
-            raise InvalidInput(f"bucket {bucket} has unfinished multipart uploads; complete or abort them first")
 
 
 class _TooMuch(Exception):
@@ -559,8 +671,9 @@ def require_one_cell(home: DirectoryRow) -> None:
 
 
 def has_copies(metadata: Metadata, bucket: str) -> bool:
-    """Return whether a cell has versions of a bucket, also in the trash. Raises Transient."""
-    return any(walk(metadata, bucket)) or any(trash_of(metadata, bucket))
+    """Return whether a cell has versions of a bucket, also in the trash, or unfinished uploads. Raises Transient."""
+    has_uploads = bool(metadata.list_uploads(bucket, "", None, 1))
+    return has_uploads or any(walk(metadata, bucket)) or any(trash_of(metadata, bucket))
 
 
 def purge(
@@ -598,27 +711,29 @@ def _purge(side: CellSide, gone: MoveRow, record: RecordAccess, tick: Callable[[
     for page in trash_of(side.metadata, gone.bucket):
         removed += len(side.metadata.purge_trash(page, side.clock.now_ms()))
         tick(removed)
-    _abort_uploads(side, gone.bucket)
+    # A request that lists parts has read before that the bucket is served here.
+    while side.metadata.abort_uploads(gone.bucket, _PAGE, side.clock.now_ms() + PARTS_GRACE_MS) == _PAGE:
+        pass
     kill_point("moving.purged")
     side.metadata.set_move(replace(gone, since_ms=side.clock.now_ms()), gone)
     return removed
 
 
-def _changes(metadata: Metadata, bucket: str) -> Iterator[list[ChangedName]]:
-    """Yield the changes that are in the log now, in pages. The caller forgets each page."""
-    last = metadata.last_change(bucket)
-    while page := metadata.changed_names(bucket, last, _PAGE):
-        yield page
+def _changes(metadata: Metadata, bucket: str) -> Iterator[tuple[str, list[ChangedName]]]:
+    """Yield the changes that are in the log now, in pages, those of objects before those of uploads and parts. Each
+    page comes with the bucket whose names it has. The caller forgets each page."""
+    for of in (bucket, PARTS_BUCKET + bucket):
+        last = metadata.last_change(of)
+        while page := metadata.changed_names(of, last, _PAGE):
+            yield of, page
 
 
-def _abort_uploads(side: CellSide, bucket: str) -> None:
-    """Let GC delete the parts of objects that were removed from the source before they were copied as a whole."""
-    while side.metadata.abort_uploads(bucket, _PAGE, side.clock.now_ms()) == _PAGE:
-        pass
+def _if_open(upload: UploadRow | None) -> UploadRow | None:
+    return upload if upload is not None and upload.state is UploadState.OPEN else None
 
 
 def _forget_changes(metadata: Metadata, row: MoveRow) -> None:
-    for page in _changes(metadata, row.bucket):
+    for _, page in _changes(metadata, row.bucket):
         metadata.forget_changes(row, page)
 
 

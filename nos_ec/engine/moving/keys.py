@@ -1,18 +1,24 @@
-"""Iterates over the keys of a bucket with all their versions, or over its trash, and compares both in two cells."""
+"""Iterates over the keys of a bucket with all their versions, over its trash, or over the parts of an upload, and
+compares them in two cells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from nos_ec.core.errors import InvalidInput
-from nos_ec.ports.metadata import ObjectRow, Trash, TrashMark, VersionEntry, Versions
+from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import parts_bucket, parts_prefix
+from nos_ec.ports.metadata import ObjectRow, Objects, Trash, TrashMark, UploadRow, VersionEntry, Versions
 
 PAGE_VERSIONS = 1000
 """How many versions a page of a listing has at most."""
 FIRST_VERSIONS = 16
 """How many versions of a single key are read at first. Most keys have fewer."""
+PAGE_PARTS = 1000
+"""How many parts of an upload a page has at most."""
 PAGE_MS_MAX = 60_000
 """How long reading a page may take before the page ends early."""
 VERSIONS_MAX = 10_000
@@ -147,3 +153,27 @@ def _by_time(metadata: Trash, bucket: str) -> Iterator[_Trashed]:
 
 def _trashed(row: ObjectRow) -> tuple[object, ...]:
     return row.key.name, row.version, row.created_ms, row.size, row.crc32c, row.md5, row.attributes, row.trashed_ms
+
+
+PartPair = tuple[ObjectRow | None, ObjectRow | None]
+"""A part in the source and in the target, or None in a cell that does not have it."""
+
+
+def parts_of(metadata: Objects, upload: UploadRow) -> dict[ObjectKey, ObjectRow]:
+    """Return all parts of an upload that a cell has, by key, in the order of their numbers. Raises Transient."""
+    bucket, prefix, after = parts_bucket(upload.key.bucket), parts_prefix(upload.upload_id), ""
+    found: dict[ObjectKey, ObjectRow] = {}
+    while page := metadata.list_objects(bucket, prefix, after, PAGE_PARTS):
+        found |= {row.key: row for row in page}
+        after = page[-1].key.name
+    return found
+
+
+def differing_parts(mine: Mapping[ObjectKey, ObjectRow], theirs: Mapping[ObjectKey, ObjectRow]) -> list[PartPair]:
+    """Return those of these parts that differ between the source and the target."""
+    pairs = [(mine.get(key), theirs.get(key)) for key in sorted(mine.keys() | theirs.keys())]
+    return [(here, there) for here, there in pairs if (here and _of_part(here)) != (there and _of_part(there))]
+
+
+def _of_part(row: ObjectRow) -> tuple[object, ...]:
+    return row.version, row.created_ms, row.size, row.crc32c, row.md5, row.attributes

@@ -6,7 +6,8 @@ its pools and its geometry.
 
 The parts of an object that was uploaded in parts are copied before it. Its upload is OPEN in the target meanwhile, and
 the transaction that records the object makes it COMPLETED. So no reader finds an object without its parts. If the
-object is never recorded, the upload is aborted like an unfinished one, and GC deletes the parts.
+object is never recorded, the upload is aborted, and GC deletes the parts. An upload that is OPEN in the source is
+copied with its row, and stays OPEN.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nos_ec.core.parts import Manifest, UploadId, encode_manifest, part_key
 from nos_ec.core.versions import put_ms_of
 from nos_ec.engine.landing.lander import Lander, NewCopy
 from nos_ec.engine.leases import HeldLease
-from nos_ec.engine.moving.keys import Key
+from nos_ec.engine.moving.keys import PAGE_PARTS, Key, PartPair, differing_parts, parts_of
 from nos_ec.engine.objects.composed import part_of
 from nos_ec.engine.objects.large import LargeObjects, TailPuts
 from nos_ec.engine.objects.object_locks import ObjectLocks
@@ -41,13 +42,12 @@ from nos_ec.ports.metadata import (
     UploadState,
 )
 
-PAGE_PARTS = 1000
-
 
 class SharedUpload(InvalidInput):
-    """The target has another version that is composed of the same upload. When one of them is released, the parts of
-    both are deleted, so a mover does not copy the second one. A version that was brought back from the trash is in the
-    target twice until the trash is compared; otherwise, this happens only after a rebuild of the metadata."""
+    """The target has a version that is composed of the upload to be copied, or of that of the version to be copied.
+    When one of two such versions is released, the parts of both are deleted, so a mover does not copy the second one. A
+    version that was brought back from the trash is in the target twice until the trash is compared; otherwise, this
+    happens only after a rebuild of the metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +109,53 @@ class VersionCopier:
             self._copy_parts(row, composition.upload_id)
         self._copy_own(row)
 
-    def _copy_parts(self, row: ObjectRow, upload_id: UploadId) -> None:
-        """Copy the parts of an object that the target does not have yet."""
+    def open_upload(self, upload: UploadRow) -> None:
+        """Make an upload OPEN in the target, with this row. Raises SharedUpload, Conflict, Transient."""
         self._land()  # so that the target knows a version of the same upload
-        source, target = self._source.metadata, self._target.metadata
-        upload = UploadRow(upload_id, row.key, UploadState.OPEN, self._target.clock.now_ms())
-        if not target.open_copied_upload(upload):
+        if not self._target.metadata.open_copied_upload(upload):
             raise SharedUpload(
-                f"two versions of object {row.key} are composed of one upload, and such objects cannot be moved to"
+                f"two versions of object {upload.key} are composed of one upload, and such objects cannot be moved to"
                 " another cell; delete one of them, also from the trash",
-                key=row.key,
+                key=upload.key,
             )
         kill_point("moving.upload_opened")
+
+    def copy_part(self, mine: ObjectRow | None, theirs: ObjectRow | None) -> None:
+        """Make the target have a part of an OPEN upload as the source has it. Raises what `copy` raises."""
+        if theirs is not None:
+            bucket, name = theirs.key.bucket, theirs.key.name
+            self._target.metadata.remove_key(bucket, name, self._target.clock.now_ms())
+        if mine is not None:
+            self._copy_own(mine)
+
+    def _copy_parts(self, row: ObjectRow, upload_id: UploadId) -> None:
+        """Copy the parts of an object that the target does not have yet, and remove others of its upload."""
+        upload = UploadRow(upload_id, row.key, UploadState.OPEN, self._target.clock.now_ms())
+        self.open_upload(upload)
+        for mine, theirs in self._differing_parts(row, upload):
+            self.copy_part(mine, theirs)
+        self._land()
+        kill_point("moving.parts_copied")
+
+    def _differing_parts(self, row: ObjectRow, upload: UploadRow) -> Iterator[PartPair]:
+        """Yield the parts of an object that an earlier mover has not copied, and what else the target has of its
+        upload: parts that were copied before they were replaced, or left out of the object."""
         parts = self._manifest(row).parts
+        theirs = parts_of(self._target.metadata, upload)
         for start in range(0, len(parts), PAGE_PARTS):
             page = parts[start : start + PAGE_PARTS]
-            keys = {part_key(row.key.bucket, upload_id, part.number): part for part in page}
-            here, there = source.rows_of(keys), target.rows_of(keys)
+            keys = {part_key(row.key.bucket, upload.upload_id, part.number): part for part in page}
+            here = self._source.metadata.rows_of(keys)
             for key, part in keys.items():
-                mine, theirs = here.get(key), there.get(key)
+                mine = here.get(key)
                 if mine is None:
                     raise NotFound(f"{row.key} v{row.version}: part {part.number} is gone", key=row.key)
                 if part_of(mine) != part:
                     raise Corrupt(
                         f"{row.key} v{row.version}: part {part.number} is not the one in the manifest", key=row.key
                     )
-                if theirs is not None:
-                    if _is_copy(theirs, mine):
-                        continue  # an earlier mover has copied it
-                    target.remove_key(key.bucket, key.name, self._target.clock.now_ms())
-                self._copy_own(mine)
-        self._land()
-        kill_point("moving.parts_copied")
+            yield from differing_parts(here, {key: theirs.pop(key) for key in keys if key in theirs})
+        yield from differing_parts({}, theirs)
 
     def _copy_own(self, row: ObjectRow) -> None:
         """Copy the object's own bytes, which are a manifest if it is composed."""
@@ -258,11 +273,6 @@ def bytes_of(row: ObjectRow) -> int:
     """Return how many bytes a copy of a version has, with its parts."""
     composition = row.composition
     return row.size + (0 if composition is None else composition.size)
-
-
-def _is_copy(row: ObjectRow, other: ObjectRow) -> bool:
-    about, of_other = ((one.version, one.size, one.crc32c, one.md5, one.attributes) for one in (row, other))
-    return about == of_other
 
 
 class _Windows:

@@ -34,6 +34,7 @@ from nos_ec.core.errors import (
 from nos_ec.core.formats.header import header_length, name_record_size, names_size_max
 from nos_ec.core.ids import BlockId, Extent, ObjectKey
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.parts import bucket_of_parts
 from nos_ec.core.states import BlockKind, ObjectEvent, advance_object
 from nos_ec.core.tails import tail_key, tail_place
 from nos_ec.core.versions import Versioning
@@ -204,7 +205,7 @@ class LargeObjects:
     def _require_current_part(self, new: NewLargeObject, step: PartOf) -> None:
         """Raise NoSuchUpload if the upload is not OPEN any more, or Transient if another request has stored the part:
         the MD5 of this one would then name another part when the upload is completed."""
-        upload = self._metadata.upload(step.upload_id)
+        upload = self._metadata.upload(step.upload_id, bucket_of_parts(new.key.bucket))
         if upload is None or upload.state is not UploadState.OPEN:
             raise NoSuchUpload(f"upload {step.upload_id.hex()} was completed or aborted meanwhile", key=new.key)
         current = self._current(new.key)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from threading import Event
 
 from nos_ec.core.attributes import decode_attributes
 from nos_ec.core.conditions import Condition
-from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, Locked, NoSuchUpload, Transient
+from nos_ec.core.errors import Conflict, Corrupt, InvalidInput, Locked, Moved, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.locking.lock import Lock
@@ -104,7 +105,7 @@ class MultipartUploads:
 
     def find(self, upload_id: UploadId, key: ObjectKey) -> UploadRow:
         """Return the row of an OPEN or COMPLETED upload of this key. Raises NoSuchUpload, Transient."""
-        row = self._metadata.upload(upload_id)
+        row = self._metadata.upload(upload_id, key.bucket)
         if row is None or row.key != key or row.state is UploadState.DOOMED:
             raise _missing(upload_id, key)
         return row
@@ -184,7 +185,8 @@ class MultipartUploads:
             # 3. Delete the other parts.
             numbers = {part.number for part in chosen}
             left = [part.row.key for part in stored if part.number not in numbers]
-            self._metadata.delete_many(left, self._clock.now_ms())
+            with suppress(Moved):  # then they are not copied, and the old ones are deleted with the old copies
+                self._metadata.delete_many(left, self._clock.now_ms())
             return made
         raise Transient(f"{upload.key}: parts were stored repeatedly while the upload was completed; try again")
 

@@ -19,6 +19,7 @@ import structlog
 
 from nos_ec.core.errors import ConfigError, Conflict, NosError
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.parts import bucket_of_parts
 from nos_ec.ports.clock import Clock, waits
 from nos_ec.ports.metadata import Directory, Leases, MoveRow, Moves, MoveState
 
@@ -187,7 +188,7 @@ class MoveRecovery:
         """Forget the changed names of buckets that are not LEAVING or CLOSED: the next mover compares all names."""
         rest, after = FORGOTTEN_MAX, ""
         while rest > 0 and (bucket := self._metadata.next_changed(after)) is not None:
-            row, page = self._metadata.move_row(bucket), []
+            row, page = self._metadata.move_row(bucket_of_parts(bucket)), []
             if row is not None and row.state in (MoveState.HERE, MoveState.GONE):
                 page = self._metadata.changed_names(bucket, _ALL, min(_PAGE, rest))
                 try:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event
 
 import structlog
 
-from nos_ec.core.errors import NosError
+from nos_ec.core.errors import Moved, NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import UploadId, parts_bucket, parts_prefix
 from nos_ec.core.sums import Summed
@@ -81,7 +82,8 @@ class UploadReaper:
                 beat(0)
                 if stop is not None and stop.is_set():
                     return ReapedUploads(aborted)
-                aborted += self._metadata.abort_upload(row.upload_id, self._clock.now_ms())
+                with suppress(Moved):  # the next page does not have it
+                    aborted += self._metadata.abort_upload(row.upload_id, self._clock.now_ms())
         return ReapedUploads(aborted)
 
     def _reap(self, row: UploadRow, beat: Beat, stop: Event | None) -> ReapedUploads:

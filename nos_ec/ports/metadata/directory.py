@@ -101,8 +101,8 @@ class MoveState(StrEnum):
     HERE = "here"
     """It is served."""
     LEAVING = "leaving"
-    """It is being copied to another cell. It is served, but no multipart upload can begin. Each transaction that
-    changes objects also writes their names down (`Moves.changed_names`)."""
+    """It is being copied to another cell. It is served. Each transaction that changes objects or uploads also writes
+    their names down (`Moves.changed_names`)."""
     CLOSED = "closed"
     """The last changes are being copied. It is read, and not changed."""
     GONE = "gone"
@@ -187,16 +187,18 @@ class Moves(Protocol):
     def changed_names(self, bucket: str, last: int, limit: int) -> list[ChangedName]:
         """Return the first `limit` changes of names whose ids are at most `last`, in the order of their ids. Since the
         bucket became LEAVING, each committed change is among them until it is forgotten. If a read that follows shows a
-        name as it is in the target, its change may be forgotten: a later one has another id."""
+        name as it is in the target, its change may be forgotten: a later one has another id.
+
+        Changes of parts, and of uploads (`upload_key`), are among those of the hidden bucket that has the parts."""
 
     def forget_changes(self, row: MoveRow, changes: Collection[ChangedName]) -> None:
         """Forget these changes. May be repeated. Raises Conflict unless this cell has exactly this row of the bucket:
         another mover has not compared the names."""
 
     def open_copied_upload(self, new: UploadRow) -> bool:
-        """Make an upload OPEN, so that copies of its parts can be recorded in the cell to which its bucket is moved,
-        and collectors leave them alone. Returns False, and changes nothing, if it is COMPLETED: then this cell has a
-        version that is composed of it. May be repeated."""
+        """Write this row of an OPEN upload, so that copies of its parts can be recorded in the cell to which its bucket
+        is moved, and collectors leave them alone. Returns False, and changes nothing, if it is COMPLETED: then this
+        cell has a version that is composed of it. May be repeated."""
 
     def record_copies(self, copies: Sequence[CopiedVersion], now_ms: int) -> None:
         """Record small and empty versions whose copies have landed, with their numbers, times and attributes, as

@@ -3,6 +3,8 @@
 An upload has a row from its beginning until its last part is deleted. It is OPEN while parts are stored, COMPLETED
 while the composed object exists, also in the trash, and DOOMED when its parts are to be deleted. In a cell to which its
 bucket is moved, it is OPEN while parts are copied, whatever it was before (`Moves.open_copied_upload`).
+
+In a cell, whatever changes an upload raises Moved if the cell does not let its bucket change (`Moves.obey_moves`).
 """
 
 from __future__ import annotations
@@ -69,8 +71,9 @@ class Uploads(Protocol):
     def create_upload(self, new: UploadRow) -> None:
         """Add the row of a new upload, which is OPEN. Calling it again with the same row changes nothing."""
 
-    def upload(self, upload_id: UploadId) -> UploadRow | None:
-        """Return the row of an upload; None if there is none."""
+    def upload(self, upload_id: UploadId, bucket: str | None = None) -> UploadRow | None:
+        """Return the row of an upload; None if there is none. With `bucket`, raises Moved if this cell does not serve
+        this bucket, in which the upload should be."""
 
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
         """Return one page of the OPEN uploads to a bucket, in the order of object name and upload id. The names begin
@@ -85,7 +88,8 @@ class Uploads(Protocol):
         remain."""
 
     def old_uploads(self, before_ms: int, limit: int) -> list[UploadRow]:
-        """Return OPEN uploads that were begun before `before_ms`, oldest first."""
+        """Return OPEN uploads that were begun before `before_ms`, oldest first. Those are left out whose bucket takes
+        no changes in this cell, because it is being moved, or was."""
 
     def doomed_uploads(self, now_ms: int, limit: int, after: tuple[int, UploadId] | None = None) -> list[UploadRow]:
         """Return one page of the DOOMED uploads whose parts are to be deleted by `now_ms`, in the order of time and id.

@@ -17,7 +17,7 @@ from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import Conflict, Locked, Moved, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.locking.lock import Lock, with_lock
-from nos_ec.core.parts import Composition, UploadId, composed, part_key
+from nos_ec.core.parts import Composition, UploadId, composed, part_key, parts_bucket, parts_prefix
 from nos_ec.core.states import ObjectState
 from nos_ec.core.versions import Versioning
 from nos_ec.ports.metadata import (
@@ -25,14 +25,18 @@ from nos_ec.ports.metadata import (
     BucketRecord,
     BucketRow,
     CannedAcl,
+    CompletionOf,
     CopiedVersion,
     DeleteVersion,
     DocumentKind,
+    Lease,
     MarkerRow,
     MoveRow,
     MoveState,
+    NewLargeObject,
     NewObject,
     ObjectRow,
+    PartOf,
     RenameOf,
     Rights,
     UploadRow,
@@ -41,6 +45,7 @@ from nos_ec.ports.metadata import (
 from tests.contract.suites.metadata_lock_contract import change as change_lock
 from tests.contract.suites.metadata_lock_contract import put_locked
 from tests.contract.suites.metadata_segment_contract import SegmentBench
+from tests.contract.suites.metadata_upload_contract import begun, part_of, whole_of
 from tests.rig.fakes.metadata_bench import MetadataBench, asking, new_landing_id
 
 GONE, HERE = MoveState.GONE, MoveState.HERE
@@ -73,8 +78,15 @@ def _asks(node: ast.AST) -> bool:
 
 
 def methods_without_visible_change(what: str) -> bool:
-    """Whether a change is of the trash or of a lock, which a listing does not show."""
-    return what in ("purge_trash", "record_puts of a lock")
+    """Whether a change is of the trash, of a lock, or of an upload or part, which a listing does not show."""
+    return what in ("purge_trash", "record_puts of a lock") or "upload" in what or "part" in what
+
+
+def changes_of(bench: MetadataBench, bucket: str = "bucket") -> dict[int, str]:
+    """The log of a bucket, and that of its uploads and parts, as "parts:" and their names."""
+    found = {one.change_id: one.name for one in bench.metadata.changed_names(bucket, 2**63 - 1, 100)}
+    of_parts = bench.metadata.changed_names(parts_bucket(bucket), 2**63 - 1, 100)
+    return found | {one.change_id: f"parts:{one.name}" for one in of_parts}
 
 
 def contents(bench: MetadataBench) -> dict[str, list[object]]:
@@ -89,6 +101,13 @@ def contents(bench: MetadataBench) -> dict[str, list[object]]:
 def stored(answer: ObjectRow | NosError) -> ObjectRow:
     assert isinstance(answer, ObjectRow), answer
     return answer
+
+
+def large_part(bench: MetadataBench, upload: UploadRow) -> tuple[NewLargeObject, Lease]:
+    """A large part, whose blocks are written, and their lease."""
+    lease = bench.lease()
+    key = part_key("bucket", upload.upload_id, 1)
+    return asking(bench.large("k", lease), key=key, step=PartOf(upload.upload_id)), lease
 
 
 @pytest.mark.invariant(12)
@@ -128,10 +147,19 @@ class MovesContract:
         metadata, now_ms = bench.metadata, bench.now_ms
         metadata.create_bucket("bucket", "ann", CannedAcl.PRIVATE, 5)
         row = bench.put("k")
+        old, older = begun(bench), begun(bench)
+        large, lease = large_part(bench, old)
         refused: list[str] = []
         metadata.obey_moves(refused.append)
         metadata.set_move(place(state), None)
         upload = UploadRow(UploadId(bytes(16)), KEY, UploadState.OPEN, now_ms, 0, "ann", b"")
+
+        def put_part() -> None:
+            answer = metadata.record_puts([part_of(bench, old, 1), bench.new("k", bucket="another")], now_ms)
+            assert not isinstance(answer[1], NosError)
+            if isinstance(answer[0], NosError):
+                raise answer[0]
+
         reads: list[Callable[[], Any]] = [
             lambda: metadata.get(KEY),
             lambda: metadata.version(KEY, None),
@@ -142,6 +170,8 @@ class MovesContract:
             lambda: metadata.list_summaries("bucket", "", "", "", 10, 1000),
             lambda: metadata.list_versions("bucket", "", "", ("", None), 10, 1000),
             lambda: metadata.list_uploads("bucket", "", None, 10),
+            lambda: metadata.upload(old.upload_id, "bucket"),
+            lambda: metadata.upload(UploadId(bytes(16)), "bucket"),
             lambda: metadata.bucket("bucket"),
             lambda: metadata.bucket_document("bucket", DocumentKind.TAGS),
             lambda: metadata.bucket_documents("bucket", [DocumentKind.TAGS]),
@@ -160,12 +190,15 @@ class MovesContract:
             lambda: metadata.delete(KEY, now_ms, now_ms + 10**9),
             lambda: metadata.undelete(metadata.trash_page(None, 10).rows or [row]),
             lambda: metadata.purge_trash([row], now_ms),
+            put_part,
+            lambda: metadata.record_large(large, lease, now_ms),
+            lambda: metadata.create_upload(upload),
+            lambda: metadata.abort_upload(older.upload_id, now_ms),
             lambda: metadata.abort_uploads("bucket", 9, now_ms),
         ]
-        begins: list[Callable[[], Any]] = [lambda: metadata.create_upload(upload)]
         is_read = state in (HERE, MoveState.LEAVING, MoveState.CLOSED)
         is_changed = state in (HERE, MoveState.LEAVING)
-        for calls, allowed in ((reads, is_read), (begins, state is HERE), (changes, is_changed)):
+        for calls, allowed in ((reads, is_read), (changes, is_changed)):
             for number, call in enumerate(calls):
                 refused.clear()
                 if allowed:
@@ -173,11 +206,10 @@ class MovesContract:
                 else:
                     with pytest.raises(Moved, match="bucket bucket"):
                         call()
-                assert bool(refused) != allowed, number
-        assert metadata.list_buckets("", 10) == (["bucket"] if is_read else [])
+                assert set(refused) == (set() if allowed else {"bucket"}), number
+        assert metadata.list_buckets("", 10) == ["another", *(["bucket"] if is_read else [])]
         shown = [one.name for owner in ("ann", "bob") for one in metadata.buckets_of(owner, "", 10)]
         assert shown == (["bucket"] if is_read else [])
-        bench.record([bench.new("k", bucket="another")])
         assert metadata.get(ObjectKey("another", "k")).size == 1000
 
     def test_reads_notice_a_state_that_has_changed_again(self, bench: MetadataBench) -> None:
@@ -262,6 +294,15 @@ class MovesContract:
         locked = put_locked(bench, Lock(hold=True), "lock")
         log = SegmentBench(bench)
         rename = asking(bench.new("to"), step=RenameOf(bench.get("from")))
+        uploads = [begun(bench, f"upload {number}") for number in range(4)]
+        created = replace(uploads[0], upload_id=UploadId(bytes(16)))
+        of_upload = [f"parts:{parts_prefix(one.upload_id)}" for one in uploads]
+        of_created = f"parts:{parts_prefix(created.upload_id)}"
+        part, of_part = large_part(bench, uploads[1])
+        of_rename = bench.put("from upload")
+        completion = whole_of(bench, uploads[3], 0)
+        assert isinstance(completion.step, CompletionOf)
+        renaming = asking(completion, step=RenameOf(of_rename, completion=completion.step))
         changes: dict[str, tuple[Callable[[], Any], list[str]]] = {
             "record_puts": (lambda: bench.record([bench.new("put 2"), bench.new("put 1")]), ["put 1", "put 2"]),
             "record_puts of records": (lambda: log.put(log.segment(), "record"), ["record"]),
@@ -271,6 +312,28 @@ class MovesContract:
             "record_large of a rename": (
                 lambda: metadata.record_large(renamed, lease, now_ms),
                 ["from large", "to large"],
+            ),
+            "record_puts of a part": (
+                lambda: bench.record([part_of(bench, uploads[0], 7)]),
+                [f"{of_upload[0]}00007"],
+            ),
+            "record_puts of a completed upload": (
+                lambda: bench.record([whole_of(bench, uploads[0], 1)]),
+                [of_upload[0], "upload 0"],
+            ),
+            "record_puts of a rename of parts": (
+                lambda: bench.record([renaming]),
+                [of_upload[3], "from upload", "upload 3"],
+            ),
+            "record_large of a part": (
+                lambda: metadata.record_large(part, of_part, now_ms),
+                [f"{of_upload[1]}00001"],
+            ),
+            "create_upload": (lambda: metadata.create_upload(created), [of_created]),
+            "abort_upload": (lambda: metadata.abort_upload(uploads[1].upload_id, now_ms), [of_upload[1]]),
+            "abort_uploads": (
+                lambda: metadata.abort_uploads("bucket", 9, now_ms),
+                sorted([of_upload[2], of_created]),
             ),
             "set_attributes": (lambda: metadata.set_attributes(row, b"\x01\x01\x00ab"), ["attributes"]),
             "delete": (lambda: bench.delete("one"), ["one"]),
@@ -298,9 +361,9 @@ class MovesContract:
         metadata.set_move(place(MoveState.LEAVING), None)
         for what, (call, names) in changes.items():
             before = contents(bench)
-            last = metadata.last_change("bucket")
+            known = changes_of(bench)
             call()
-            logged = [one.name for one in metadata.changed_names("bucket", 2**63 - 1, 100) if one.change_id > last]
+            logged = [name for change_id, name in sorted(changes_of(bench).items()) if change_id not in known]
             now = contents(bench)
             differ = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
             assert logged == names, what
@@ -310,6 +373,10 @@ class MovesContract:
         with pytest.raises(NotFound):
             bench.delete("none")
         assert metadata.last_change("other") == 0
+        assert [metadata.next_changed(after) for after in ("", parts_bucket("bucket"))] == [
+            parts_bucket("bucket"),
+            "bucket",
+        ]
         assert "none" not in {one.name for one in metadata.changed_names("bucket", 2**63 - 1, 100)}, "rolled back"
 
     @pytest.mark.parametrize("state", [HERE, MoveState.CLOSED])
@@ -430,14 +497,18 @@ class MovesContract:
             assert metadata.open_copied_upload(upload)
             assert state() == (UploadState.OPEN, 5)
         metadata.record_copies([copied(key, 40)], now_ms)
-        assert state() == (UploadState.OPEN, now_ms), "it is not too old while parts are copied"
+        assert state() == (UploadState.OPEN, 5), "clients see when it was begun"
+        assert metadata.old_uploads(6, 9) == [], "it is not too old while parts are copied"
         assert metadata.abort_uploads("bucket", 9, 7) == 1
         for late in (copied(KEY, 50, of_upload), copied(replace(key, name=key.name[:-1] + "2"), 41)):
             with pytest.raises(Transient, match="was aborted"):
                 metadata.record_copies([late], now_ms)
         with pytest.raises(NotFound):
             metadata.get(KEY)
-        assert metadata.open_copied_upload(upload)
+        changed = replace(upload, key=replace(KEY, name="other"), revision=3, owner="ann", attributes=b"\1\1\0ab")
+        for one in (changed, upload):
+            assert metadata.open_copied_upload(one)
+            assert metadata.upload(upload.upload_id) == one
         metadata.record_copies([copied(KEY, 50, of_upload)], now_ms)
         assert state() == (UploadState.COMPLETED, now_ms)
         assert not metadata.open_copied_upload(upload), "a version is composed of it"

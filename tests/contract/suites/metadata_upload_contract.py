@@ -11,7 +11,17 @@ from nos_ec.core.deadlines import PARTS_GRACE_MS, WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, NosError, NoSuchUpload, PreconditionFailed
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import Composition, UploadId, composed, part_key
-from nos_ec.ports.metadata import CompletionOf, NewObject, ObjectRow, PartOf, UploadRow, UploadState, UploadStep
+from nos_ec.ports.metadata import (
+    CompletionOf,
+    MoveRow,
+    MoveState,
+    NewObject,
+    ObjectRow,
+    PartOf,
+    UploadRow,
+    UploadState,
+    UploadStep,
+)
 from tests.rig.fakes.metadata_bench import MetadataBench, asking
 
 OPEN, COMPLETED, DOOMED = UploadState.OPEN, UploadState.COMPLETED, UploadState.DOOMED
@@ -210,6 +220,12 @@ class UploadContract:
         metadata.abort_upload(begun(bench, "x", since_ms=1).upload_id, 1)
         assert metadata.old_uploads(100, 9) == [rows[2], rows[1]]
         assert metadata.old_uploads(100, 1) == [rows[2]]
+        for state in MoveState:
+            other = begun(bench, "k", bucket=state, since_ms=1)
+            metadata.set_move(MoveRow(state, state, "b", 1, 7, 5), None)
+            is_changed = state in (MoveState.HERE, MoveState.LEAVING)
+            assert metadata.old_uploads(50, 9) == ([other] if is_changed else []), state
+            metadata.abort_upload(other.upload_id, 1)
 
     def test_listed_by_name_and_id(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

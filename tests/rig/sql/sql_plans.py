@@ -25,6 +25,7 @@ from nos_ec.core.formats.messages import NamedVersion
 from nos_ec.core.gc.share import Share
 from nos_ec.core.ids import ObjectKey, record_ids_between
 from nos_ec.core.packing.lifetimes import Counts
+from nos_ec.core.parts import UploadId
 from nos_ec.core.publishing.slots import ALL_SLOTS, bucket_slot
 from nos_ec.core.states import BlockState, ObjectState
 from nos_ec.core.versions import FLOOR_MS, VERSION_MAX, Versioning, as_version
@@ -42,6 +43,8 @@ from nos_ec.ports.metadata import (
     ObjectRow,
     OutboxOptions,
     TrashMark,
+    UploadRow,
+    UploadState,
 )
 from tests.contract.suites.metadata_outbox_contract import watch
 from tests.contract.suites.metadata_segment_contract import SegmentBench, copy_of
@@ -236,6 +239,21 @@ class SqlPlans:
         with self.server(metadata).connect() as connection:
             for one in asked:
                 assert [line for line in scans(connection, *one) if "LIMIT" not in one[0]] == []
+
+    def test_old_uploads_are_read_by_their_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
+        """However many buckets were moved."""
+        for number in range(OBJECTS):
+            key = ObjectKey(f"bucket {number % 100}", "k")
+            upload_id = UploadId(number.to_bytes(16, "big"))
+            metadata.create_upload(UploadRow(upload_id, key, UploadState.OPEN, number))
+        for number in range(0, 100, 2):
+            metadata.set_move(MoveRow(f"bucket {number}", MoveState.GONE, "b", 1, 7, 5), None)
+        _analyze(self.server(metadata))
+        with caught(metadata) as statements:
+            assert len(metadata.old_uploads(OBJECTS // 2, 9)) == 9
+        (asked,) = (one for one in statements if "uploads" in one[0])
+        with self.server(metadata).connect() as connection:
+            assert scans(connection, *asked) == []
 
     def test_changed_names_are_read_by_their_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
         """A PUT, or a batch of them, adds one statement while its bucket is being moved, and no other one adds any."""

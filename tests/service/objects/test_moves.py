@@ -37,7 +37,7 @@ from nos_ec.core.locking.lock import Lock, LockMode
 from nos_ec.core.locking.lock_note import note_buckets
 from nos_ec.core.parts import parts_bucket, parts_prefix
 from nos_ec.core.versions import Versioning
-from nos_ec.engine.moving import bucket_mover, version_copier
+from nos_ec.engine.moving import bucket_mover, keys, version_copier
 from nos_ec.engine.moving.bucket_mover import BucketMover
 from nos_ec.engine.moving.keys import key_of, trash_of, walk
 from nos_ec.engine.moving.version_copier import VersionCopier
@@ -63,6 +63,7 @@ from nos_ec.ports.metadata import (
     PutRequest,
     Rights,
     Sums,
+    UploadRow,
     VersionEntry,
     VersionPage,
 )
@@ -103,7 +104,7 @@ MOVE_POINTS = [
     "moves.state_set.before_commit:5",
     "moving.here",
 ]
-CHANGED_POINTS = ["moving.names_compared", "moves.changes_forgotten.before_commit"]
+CHANGED_POINTS = ["moving.names_compared", "moves.changes_forgotten.before_commit", "moving.upload_aborted"]
 """Points of a move during which names have changed."""
 GIVE_UP_POINTS = ["moving.cancelled"]
 SERVED_AGAIN_POINTS = ["moves.state_set.before_commit", "moves.served_again"]
@@ -185,6 +186,24 @@ def compose(system: System, key: ObjectKey, bodies: Sequence[bytes]) -> ObjectRo
     for number, body in enumerate(bodies, 1):
         uploads.put_part(upload, number, BytesIO(body), b"")
     return uploads.complete(upload, lambda stored: (stored, {"a": "b"}))
+
+
+def begin_upload(system: System, name: str, *bodies: bytes) -> UploadRow:
+    """Begin an upload, and store these parts."""
+    uploads = system.client.uploads()
+    upload = uploads.create(ObjectKey("photos", name), "ann", b"\1\1\0ab")
+    for number, body in enumerate(bodies, 1):
+        uploads.put_part(upload, number, BytesIO(body), b"\1\1\0cd")
+    return upload
+
+
+def parts_seen(system: System, upload: UploadRow) -> list[tuple[object, ...]]:
+    """What clients see of the parts of an upload, and at last their bytes."""
+    store = system.client.store()
+    return [
+        (row.key.name, row.version, row.created_ms, row.md5, row.attributes, store.get(row.key))
+        for row in keys.parts_of(system.metadata, upload).values()
+    ]
 
 
 def move(settings: Settings, to: str, bucket: str = "photos") -> None:
@@ -1344,21 +1363,14 @@ def test_a_rebuilt_cell_is_not_served_while_it_cannot_be_known_what_it_lacks(
     capsys.readouterr()
 
 
-def test_what_cannot_be_moved_is_refused_and_still_served(settings: Settings) -> None:
-    before = fill(settings)
-    with open_system(settings.of_cell("a")) as system:
-        metadata, uploads = system.metadata, system.client.uploads()
-        upload = uploads.create(ObjectKey("photos", "parts"), "ann", b"")
-
-        def refused(why: str) -> None:
-            with pytest.raises(InvalidInput, match=why):
-                move(settings, "b")
-            assert home_of(settings) == "a"
-            system.client.store().put(ObjectKey("photos", "served"), BytesIO(b"x"))
-
-        refused("has unfinished multipart uploads")
-        metadata.abort_upload(upload.upload_id, 5)
-    assert len(before) > 10
+def test_what_cannot_be_moved_is_refused_and_still_served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(settings)
+    monkeypatch.setattr(keys, "VERSIONS_MAX", 3)
+    with pytest.raises(InvalidInput, match="object photos/versions has more than 3 versions; delete old ones first"):
+        move(settings, "b")
+    assert home_of(settings) == "a"
+    with open_store(settings) as store:
+        store.put("photos/served", b"x")
 
 
 def test_parts_are_deleted_from_a_cell_that_does_not_serve_their_bucket(settings: Settings) -> None:
@@ -1551,22 +1563,20 @@ def test_a_cell_that_cannot_be_drained_gets_no_further_copies(
     """The command says what to do about each bucket that stays, and continues where it has begun."""
     fill(settings)
     cells_config(tmp_path, a=1, b=1, c=1)
-    with open_system(settings.of_cell("a")) as system:
-        upload = system.client.uploads().create(ObjectKey("photos", "parts"), "ann", b"")
+    monkeypatch.setattr(keys, "VERSIONS_MAX", 3)
     with open_cells(settings, SystemClock()) as cells:
         cells.claim_wide("wide", "ann", ("b", "a"))
     for rooms in ({"b": 2 << 30, "c": 1 << 30}, {"b": 1 << 30, "c": 2 << 30}):
         with_room(monkeypatch, **rooms)
         assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2
         said = capsys.readouterr().err
-        assert "bucket photos has unfinished multipart uploads; complete or abort them first" in said
+        assert "object photos/versions has more than 3 versions; delete old ones first" in said
         assert "bucket wide is wide" in said
         assert "already" not in said
     for name, number in (("b", 1), ("c", 0)):
         with open_system(settings.of_cell(name)) as there:
             assert len(there.metadata.move_rows("", 9)) == number
-    with open_system(settings.of_cell("a")) as system:
-        system.metadata.abort_upload(upload.upload_id, 5)
+    monkeypatch.setattr(keys, "VERSIONS_MAX", 4)
     assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2, "the wide bucket stays"
     assert home_of(settings) == "b"
     capsys.readouterr()
@@ -1725,12 +1735,16 @@ def test_kill_a_move(bench: Bench, point: str) -> None:
         lock_some(settings)
         with cell(settings, "a") as here:
             before = contents(here, "photos")
+    with open_system(settings.of_cell("a")) as here:
+        upload = begin_upload(here, "upload", bytes(range(253)) * 3000, b"last")
     done = bench.run("cells", "move", "photos", "--to", "b", kill_at=point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     done = bench.run("cells", "move", "photos", "--to", "b")
     assert done.returncode == 0, done.stderr
-    with cell(settings, "b") as there:
+    with cell(settings, "b") as there, cell(settings, "a") as here:
         assert contents(there, "photos") == before
+        assert there.metadata.upload(upload.upload_id) == here.metadata.upload(upload.upload_id)
+        assert parts_seen(there, upload) == parts_seen(here, upload)
     with open_store(settings) as store:
         assert store.get("photos/plain") == b"1"
         store.put("photos/plain", b"new")
@@ -1741,9 +1755,14 @@ def test_kill_a_move_that_compares_changed_names(bench: Bench, point: str) -> No
     settings = new_cells(bench.folder, a=1, b=0)
     bench.config = cells_config(bench.folder, a=1, b=0)
     fill(settings)
+    with open_system(settings.of_cell("a")) as here:
+        going, kept = (begin_upload(here, name, b"1", b"2") for name in ("going", "kept"))
     with open_store(settings) as store, interrupted(settings, "moving.compared"):
         store.put("photos/plain", b"changed")
         store.delete("photos/empty")
+        with open_system(settings.of_cell("a")) as here:
+            here.client.uploads().abort(going.upload_id, going.key)
+            here.client.uploads().put_part(kept, 2, BytesIO(b"changed"), b"")
     done = bench.run("cells", "move", "photos", "--to", "b", kill_at=point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with open_store(settings) as store:
@@ -1754,7 +1773,9 @@ def test_kill_a_move_that_compares_changed_names(bench: Bench, point: str) -> No
     assert done.returncode == 0, done.stderr
     with cell(settings, "a") as here, cell(settings, "b") as there:
         assert contents(there, "photos") == before
-        assert here.metadata.last_change("photos") == 0
+        assert here.metadata.last_change("photos") == here.metadata.last_change(parts_bucket("photos")) == 0
+        assert [one.upload_id for one in there.metadata.list_uploads("photos", "", None, 9)] == [kept.upload_id]
+        assert parts_seen(there, kept) == parts_seen(here, kept)
 
 
 @pytest.mark.parametrize("point", PURGE_POINTS)

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from nos_ec.adapters.sql.metadata import SqlMetadata
+from nos_ec.adapters.sql.tables.schema import OBJECTS
 from nos_ec.cli.app import run
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import UploadId, encode_manifest, part_key, parts_bucket, parts_prefix
-from nos_ec.engine.moving import bucket_mover, version_copier
+from nos_ec.engine.moving import version_copier
+from nos_ec.engine.moving.bucket_mover import BucketMover
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.operations import multipart_operations
 from nos_ec.ports.metadata import ObjectRow, UploadRow, UploadState
@@ -225,7 +229,7 @@ def test_a_version_that_is_thrown_away_again_just_before_its_bucket_is_closed(
     """The target has it in the trash until another time, with the same upload."""
     fill(settings)
     with open_system(settings.of_cell("a")) as here, new_mover(settings) as (_, run_move):
-        metadata, can, abort = here.metadata, here.client.trash(), bucket_mover._abort_uploads
+        metadata, can, abort = here.metadata, here.client.trash(), BucketMover._abort_others
         metadata.delete(KEY, 6, KEPT_MS)
 
         def throw_again(*arguments: Any) -> None:
@@ -234,7 +238,7 @@ def test_a_version_that_is_thrown_away_again_just_before_its_bucket_is_closed(
                 metadata.delete(KEY, 7, KEPT_MS + 1)
             abort(*arguments)
 
-        monkeypatch.setattr(bucket_mover, "_abort_uploads", throw_again)
+        monkeypatch.setattr(BucketMover, "_abort_others", throw_again)
         run_move(lambda _: None)
         before = trashed(here)
         assert [one[4] for one in before] == [KEPT_MS + 1]
@@ -274,7 +278,9 @@ def test_parts_that_the_target_has_already(settings: Settings) -> None:
         same = target.get(keys[0])
         assert target.remove_key(KEY.bucket, KEY.name, there.clock.now_ms()) == 1
         assert target.open_copied_upload(begun)
-        there.client.uploads().put_part(begun, 2, BytesIO(b"other bytes"), b"")
+        assert isinstance(target, SqlMetadata)
+        with target._engine.begin() as connection:
+            connection.execute(update(OBJECTS).where(OBJECTS.c.name == keys[1].name).values(md5=bytes(16)))
     move(settings, "b")
     with open_system(settings.of_cell("b")) as there:
         collect(there)

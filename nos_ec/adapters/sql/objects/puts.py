@@ -47,6 +47,7 @@ from nos_ec.core.deadlines import EMPTY_COPY_MS
 from nos_ec.core.errors import InvalidInput, Locked, Moved, NosError, Transient
 from nos_ec.core.ids import LandingId, ObjectKey, SegmentId, in_log, segment_of
 from nos_ec.core.killpoints import kill_point
+from nos_ec.core.parts import bucket_of_parts, upload_key
 from nos_ec.core.states import ObjectEvent, advance_object
 from nos_ec.core.versions import Versioning, as_null_version
 from nos_ec.ports.metadata import (
@@ -214,19 +215,23 @@ def _record_puts(
 
 
 def changed_keys(new: NewObject | NewLargeObject) -> list[ObjectKey]:
-    """Return the keys that a PUT changes, all of one bucket. A note about a lock changes the key of its version, and a
-    rename removes an object of another key."""
+    """Return the keys that a PUT changes, all of one bucket and its uploads. A note about a lock changes the key of its
+    version, a rename removes an object of another key, and a completion ends an upload."""
     match new.step:
         case LockOf(row=row):
             return [row.key]
-        case RenameOf(row=row):
+        case RenameOf(row=row, completion=None):
             return [new.key, row.key]
+        case RenameOf(row=row, completion=CompletionOf(upload_id=upload_id)):
+            return [new.key, row.key, upload_key(new.key.bucket, upload_id)]
+        case CompletionOf(upload_id=upload_id):
+            return [new.key, upload_key(new.key.bucket, upload_id)]
         case _:
             return [new.key]
 
 
 def _changed_bucket(new: NewObject) -> str:
-    return changed_keys(new)[0].bucket
+    return bucket_of_parts(changed_keys(new)[0].bucket)
 
 
 def look_in_time(

@@ -10,16 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, delete, insert, or_, select
+from sqlalchemy import BigInteger, Connection, LargeBinary, and_, bindparam, delete, exists, insert, or_, select, update
 
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.json_rows import JsonRows, UpdateListed, looked_up
 from nos_ec.adapters.sql.tables.rows import IDS, by_index, delete_listed, id_rows, name_range, require_all
-from nos_ec.adapters.sql.tables.schema import ID_BYTES, UPLOADS, utf8
+from nos_ec.adapters.sql.tables.schema import ID_BYTES, MOVES, UPLOADS, utf8
 from nos_ec.core.deadlines import PARTS_GRACE_MS, WAIT_MS_MAX
 from nos_ec.core.errors import Conflict, Corrupt, NosError, NoSuchUpload, Transient
 from nos_ec.core.ids import ObjectKey
-from nos_ec.core.parts import UploadId, composition_of, upload_of_part
+from nos_ec.core.parts import UploadId, composition_of, upload_key, upload_of_part
+from nos_ec.ports.metadata.directory import MoveState
 from nos_ec.ports.metadata.objects import ObjectRow
 from nos_ec.ports.metadata.uploads import CompletionOf, UploadRow, UploadState, UploadStep
 
@@ -41,10 +42,12 @@ _SET = UpdateListed(UPLOADS).where(_U.upload_id == IDS["id"])
 _SINCE = bindparam("since", type_=BigInteger)
 COMPLETE = _SET.values(state=_COMPLETED, since_ms=_SINCE, attributes=None)
 DOOM = _SET.values(state=_DOOMED, since_ms=_SINCE, attributes=None)
-REOPEN = _SET.values(state=_OPEN, since_ms=_SINCE)
-"""Reopens an upload, or lets it count as begun now."""
+_UNCHANGED = exists().where(
+    MOVES.c.bucket == _U.bucket, MOVES.c.state.in_([MoveState.CLOSED, MoveState.GONE, MoveState.ARRIVING])
+)
+"""The bucket of an upload takes no changes in this cell."""
 _BY_TIME = by_index(select(*_COLUMNS), UPLOADS, "uploads_by_time").order_by(_U.state, _U.since_ms, _U.upload_id)
-OLD = _BY_TIME.where(_U.state == _OPEN, _U.since_ms < bindparam("before")).limit(bindparam("rows_max"))
+OLD = _BY_TIME.where(_U.state == _OPEN, _U.since_ms < bindparam("before"), ~_UNCHANGED).limit(bindparam("rows_max"))
 DUE = _BY_TIME.where(
     _U.state == _DOOMED,
     _U.since_ms <= bindparam("until_ms"),
@@ -65,24 +68,23 @@ class SqlUploads(SqlPart):
     """`Uploads` of the port."""
 
     def create_upload(self, new: UploadRow) -> None:
-        self._write(self._gated(_create_upload, buckets=[new.key.bucket], begins_upload=True), new)
+        self._change(_keys([new]), _create_upload, new)
 
-    def upload(self, upload_id: UploadId) -> UploadRow | None:
-        return self._read(_upload, upload_id)
+    def upload(self, upload_id: UploadId, bucket: str | None = None) -> UploadRow | None:
+        return self._read(_upload, upload_id) if bucket is None else self._read_in(bucket, _upload, upload_id)
 
     def list_uploads(self, bucket: str, prefix: str, after: tuple[str, UploadId] | None, limit: int) -> list[UploadRow]:
         return self._read_in(bucket, _list_uploads, bucket, prefix, after, limit)
 
-    @writes
-    def abort_upload(self, connection: Connection, upload_id: UploadId, now_ms: int) -> bool:
-        row = _locked(connection, [upload_id]).get(upload_id)
-        if row is None or row.state is not _OPEN:
-            return False
-        _doom(connection, [upload_id], now_ms)
-        return True
+    def abort_upload(self, upload_id: UploadId, now_ms: int) -> bool:
+        row = self.upload(upload_id)
+        return row is not None and self._change(_keys([row]), _abort_open, [upload_id], now_ms) == 1
 
     def abort_uploads(self, bucket: str, limit: int, now_ms: int) -> int:
-        return self._change_buckets([bucket], _abort_uploads, bucket, limit, now_ms)
+        rows = self._read(_list_uploads, bucket, "", None, limit)
+        if rows:
+            self._change(_keys(rows), _abort_open, [row.upload_id for row in rows], now_ms)
+        return len(rows)
 
     @reads
     def old_uploads(self, connection: Connection, before_ms: int, limit: int) -> list[UploadRow]:
@@ -120,6 +122,10 @@ class SqlUploads(SqlPart):
             self._write(_restore_uploads, rows)
 
 
+def _keys(rows: Sequence[UploadRow]) -> list[ObjectKey]:
+    return [upload_key(row.key.bucket, row.upload_id) for row in rows]
+
+
 def _create_upload(connection: Connection, new: UploadRow) -> None:
     if _upload(connection, new.upload_id) is None:
         connection.execute(insert(UPLOADS).values(_values(new)))
@@ -151,13 +157,11 @@ def _from(prefix: str, after: tuple[str, UploadId] | None) -> list[Any]:
     return bounds
 
 
-def _abort_uploads(connection: Connection, bucket: str, limit: int, now_ms: int) -> int:
-    rows = _list_uploads(connection, bucket, "", None, limit)
-    still = [
-        row.upload_id for row in _locked(connection, [row.upload_id for row in rows]).values() if row.state is _OPEN
-    ]
+def _abort_open(connection: Connection, upload_ids: Sequence[UploadId], now_ms: int) -> int:
+    """Doom those of these uploads that are still OPEN. Returns how many there were."""
+    still = [row.upload_id for row in _locked(connection, upload_ids).values() if row.state is _OPEN]
     _doom(connection, still, now_ms)
-    return len(rows)
+    return len(still)
 
 
 def _restore_uploads(connection: Connection, rows: Sequence[UploadRow]) -> None:
@@ -206,20 +210,20 @@ def is_still_doomed(connection: Connection, doomed: UploadRow) -> bool:
 
 
 def open_copied(connection: Connection, new: UploadRow) -> bool:
-    """Make an upload OPEN, unless it is COMPLETED, as `Moves.open_copied_upload` of the port promises."""
+    """Write this row of an OPEN upload, unless it is COMPLETED, as `Moves.open_copied_upload` of the port promises."""
     row = _locked(connection, [new.upload_id]).get(new.upload_id)
     if row is None:
         connection.execute(insert(UPLOADS).values(_values(new)))
     elif row.state is _COMPLETED:
         return False
-    else:
-        connection.execute(REOPEN, {**id_rows([new.upload_id]), "since": new.since_ms})
+    elif row != new:
+        connection.execute(update(UPLOADS).where(_U.upload_id == new.upload_id).values(_values(new)))
     return True
 
 
 def follow_copies(connection: Connection, rows: Sequence[ObjectRow], now_ms: int) -> None:
-    """Make the uploads COMPLETED of which these copies are composed, and let those count as begun now to which some of
-    them belong. Raises Transient if one of them is not OPEN."""
+    """Make the uploads COMPLETED of which these copies are composed. Raises Transient if one of them, or an upload to
+    which one of the copies belongs, is not OPEN."""
     composed = {found.upload_id for row in rows if (found := row.composition) is not None}
     wanted = composed | {of_part for row in rows if (of_part := upload_of_part(row.key)) is not None}
     if not wanted:
@@ -230,9 +234,8 @@ def follow_copies(connection: Connection, rows: Sequence[ObjectRow], now_ms: int
             raise Transient(
                 f"metadata: upload {upload_id.hex()} was aborted, or completed, while its bucket was moved; try again"
             )
-    for change, ids in ((COMPLETE, composed), (REOPEN, wanted - composed)):
-        if ids:
-            connection.execute(change, {**id_rows(sorted(ids)), "since": now_ms})
+    if composed:
+        connection.execute(COMPLETE, {**id_rows(sorted(composed)), "since": now_ms})
 
 
 def release_parts(connection: Connection, rows: Iterable[ObjectRow], now_ms: int) -> None:

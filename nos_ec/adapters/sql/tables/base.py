@@ -78,25 +78,18 @@ class SqlPart:
         return self._write_again(self._gated(work, keys), *args, **kwargs)
 
     def _change_buckets(self, buckets: Iterable[str], work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work`, which changes the rows, documents or grants of these buckets, and none of their objects, as
-        `_write` does. Raises Moved if this cell does not serve them."""
+        """Run `work`, which changes the rows, documents or grants of these buckets, and none of their objects or
+        uploads, as `_write` does. Raises Moved if this cell does not serve them."""
         return self._write(self._gated(work, buckets=buckets), *args, **kwargs)
 
-    def _gated(
-        self,
-        work: Work[P, T],
-        keys: Iterable[ObjectKey] = (),
-        buckets: Iterable[str] = (),
-        *,
-        begins_upload: bool = False,
-    ) -> Work[P, T]:
+    def _gated(self, work: Work[P, T], keys: Iterable[ObjectKey] = (), buckets: Iterable[str] = ()) -> Work[P, T]:
         gate = self._gate
         if gate is None:
             return work
         of_keys, of_buckets = list(keys), list(buckets)
 
         def gated(connection: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            gate.require(connection, of_keys, of_buckets, begins_upload=begins_upload)
+            gate.require(connection, of_keys, of_buckets)
             return work(connection, *args, **kwargs)
 
         return gated

@@ -11,7 +11,8 @@ change of the table `moves`:
     here, no state has changed meanwhile. Otherwise the read is repeated.
 
 While a bucket is LEAVING, the transaction also writes the names that it changes into the table `changed_names`. The
-state was set after all earlier transactions had ended, so the table has each name that was changed since then.
+state was set after all earlier transactions had ended, so the table has each name that was changed since then. Parts
+and uploads count as names of the hidden bucket that has the parts; the state of their upload's bucket decides.
 
 While the number is 0, no bucket was ever moved, and no state is read. On SQLite, which has no row locks, a transaction
 that writes excludes all others. Like all share locks, these hold on one node of a Galera cluster only.
@@ -29,6 +30,7 @@ from sqlalchemy import Connection, bindparam, insert, select
 from nos_ec.adapters.sql.tables.schema import CHANGED_NAMES, COUNTERS, MOVES
 from nos_ec.core.errors import Conflict, Moved
 from nos_ec.core.ids import ObjectKey
+from nos_ec.core.parts import bucket_of_parts
 from nos_ec.core.tails import hidden_prefix
 from nos_ec.ports.metadata.directory import MoveRow, MoveState
 
@@ -55,7 +57,6 @@ ELSEWHERE = select(_M.bucket).where(
 )
 _CHANGED = frozenset([MoveState.HERE, MoveState.LEAVING])
 _READ = _CHANGED | {MoveState.CLOSED}
-_BEGUN = frozenset([MoveState.HERE])
 _LOG = insert(CHANGED_NAMES)
 
 
@@ -75,12 +76,10 @@ class Gate(Protocol):
         connection: Connection,
         keys: Iterable[ObjectKey],
         buckets: Iterable[str] = (),
-        *,
-        begins_upload: bool = False,
     ) -> None:
         """Raise unless this transaction, which has locked nothing yet, may change these keys, and what these buckets
-        have apart from their objects. The mover of a bucket copies the keys that are named here, and no others, again.
-        """
+        have apart from their objects and uploads. Keys may be those of parts and of uploads (`upload_key`). The mover
+        of a bucket copies the keys that are named here, and no others, again."""
 
     def admit(self, connection: Connection, number: int, keys: Iterable[ObjectKey]) -> None:
         """Like `require`, for a transaction that has read and locked the number."""
@@ -107,33 +106,24 @@ class UsersGate:
         connection: Connection,
         keys: Iterable[ObjectKey],
         buckets: Iterable[str] = (),
-        *,
-        begins_upload: bool = False,
     ) -> None:
         """See Gate."""
         number = connection.execute(LOCK_NUMBER).scalar_one()
-        self._admit(connection, number, keys, buckets, _BEGUN if begins_upload else _CHANGED)
+        self._admit(connection, number, keys, buckets)
 
     def admit(self, connection: Connection, number: int, keys: Iterable[ObjectKey]) -> None:
         """See Gate."""
-        self._admit(connection, number, keys, (), _CHANGED)
+        self._admit(connection, number, keys, ())
 
-    def _admit(
-        self,
-        connection: Connection,
-        number: int,
-        keys: Iterable[ObjectKey],
-        buckets: Iterable[str],
-        states: frozenset[MoveState],
-    ) -> None:
+    def _admit(self, connection: Connection, number: int, keys: Iterable[ObjectKey], buckets: Iterable[str]) -> None:
         if not number:
             return
-        names: dict[str, set[str]] = {bucket: set() for bucket in buckets}
+        changed: dict[str, set[ObjectKey]] = {bucket: set() for bucket in buckets}
         for key in keys:
-            names.setdefault(key.bucket, set()).add(key.name)
+            changed.setdefault(bucket_of_parts(key.bucket), set()).add(key)
         refused: dict[str, str] = {}
         leaving: list[dict[str, str]] = []
-        for bucket in sorted(names):
+        for bucket in sorted(changed):
             if hidden_prefix(bucket) is not None:
                 continue
             known = self._known.get(bucket)
@@ -141,10 +131,10 @@ class UsersGate:
                 row = connection.execute(STATE, {"bucket": bucket}).first()
                 state, other = (MoveState.HERE, "") if row is None else (row.state, row.other)
                 known = self._keep(bucket, number, state, other)
-            if known[1] not in states:
+            if known[1] not in _CHANGED:
                 refused[bucket] = _refusal(bucket, known[1], known[2])
             elif known[1] is MoveState.LEAVING:
-                leaving += [{"bucket": bucket, "name": name} for name in sorted(names[bucket])]
+                leaving += [{"bucket": key.bucket, "name": key.name} for key in sorted(changed[bucket])]
         self._refuse(refused)
         if leaving:
             connection.execute(_LOG, leaving)
@@ -191,8 +181,6 @@ class MoversGate:
         connection: Connection,
         keys: Iterable[ObjectKey],  # noqa: ARG002
         buckets: Iterable[str] = (),  # noqa: ARG002
-        *,
-        begins_upload: bool = False,  # noqa: ARG002
     ) -> None:
         """See Gate."""
         require_row(connection, self._row)
@@ -237,10 +225,6 @@ def _refusal(bucket: str, state: MoveState, other: str) -> str:
     match state:
         case MoveState.GONE:
             return f"bucket {bucket} was moved to cell {other}; try again"
-        case MoveState.LEAVING:
-            return (
-                f"bucket {bucket} is being moved to cell {other}; multipart uploads can begin again when that is done"
-            )
         case MoveState.CLOSED:
             return f"bucket {bucket} is being moved to cell {other}, and takes no changes until that is done; try again"
         case _:
