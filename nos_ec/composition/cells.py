@@ -20,7 +20,7 @@ import structlog
 
 from nos_ec.composition.ownership import CELL_NOTE, DIRECTORY_NOTE
 from nos_ec.composition.wiring import System, open_system
-from nos_ec.core.errors import ConfigError, InvalidInput, NosError, NotFound, Transient
+from nos_ec.core.errors import ConfigError, InvalidInput, Moved, NosError, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.moving.bucket_mover import has_copies
@@ -266,6 +266,34 @@ class Cells:
     def buckets_of(self, owner: str, after: str, limit: int) -> list[BucketRow]:
         """Return a page of the buckets of an account. Raises Transient."""
         return self.directory.metadata.buckets_in_directory(owner, after, limit)
+
+    def list_buckets(self, after: str, limit: int) -> list[str]:
+        """Return a page of the names of all buckets that have an object, in the byte order of UTF-8. Raises Transient
+        if a cell is not open."""
+        systems = [self.system(name).metadata for name in self.names()]
+        found = {name for metadata in systems for name in metadata.list_buckets(after, limit)}
+        page = sorted(found, key=str.encode)[:limit]
+        last = page[-1].encode() if len(page) == limit else None
+        # A bucket that moves meanwhile may be in no cell: read before it came, and read after it was gone. While nobody
+        # serves it, no cell lists it either. Its cells know that it moves.
+        found = set(page)
+        for metadata in systems:
+            at = after
+            while (last is None or at.encode() < last) and (rows := metadata.move_rows(at, _PAGE_BUCKETS)):
+                at = rows[-1].bucket
+                for row in rows:
+                    is_listed = row.bucket in found or (last is not None and row.bucket.encode() > last)
+                    if row.state in _ELSEWHERE and not is_listed and self._has_object(row.bucket):
+                        found.add(row.bucket)
+        return sorted(found, key=str.encode)[:limit]
+
+    def _has_object(self, bucket: str) -> bool:
+        """Return whether a bucket that was moved has an object in its home, or is not served there yet."""
+        home = self.directory.metadata.directory_row(bucket)
+        try:
+            return home is not None and bool(self.system(home.home).metadata.list_names(bucket, "", "", 1))
+        except Moved:
+            return True
 
     def _remembered(self, row: DirectoryRow) -> DirectoryRow:
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from heapq import merge
 from io import BytesIO
 from time import perf_counter
 from typing import Self
@@ -318,8 +317,7 @@ class ObjectStore:
         """Return a page of buckets. With several cells, raises Transient if one cannot be reached."""
         if self._single is not None:
             return self._single.list_buckets(after, PAGE_OBJECTS)
-        pages = [self._of_cell(name).list_buckets(after, PAGE_OBJECTS) for name in self._cells.names()]
-        return list(dict.fromkeys(merge(*pages, key=str.encode)))[:PAGE_OBJECTS]
+        return self._cells.list_buckets(after, PAGE_OBJECTS)
 
     # --- metrics ----------------------------------------------------------------------------------
     def register(self, registry: CollectorRegistry) -> None:

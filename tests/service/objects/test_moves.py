@@ -855,6 +855,47 @@ def test_a_mover_that_was_paused_after_the_move_goes_on(settings: Settings, poin
         assert store.get("photos/plain") == b"later"
 
 
+@pytest.mark.parametrize("point", ["moving.closed", "moving.gone", "moving.home_changed", "moving.here"])
+def test_a_bucket_is_listed_at_any_time_of_its_move(settings: Settings, point: str) -> None:
+    fill(settings)
+    with open_store(settings) as store:
+        for name in ("before", "photos.2"):
+            store.put(f"{name}/k", b"1")
+        with interrupted(settings, point):
+            assert list(store.buckets()) == ["before", "photos", "photos.2"]
+        move(settings, "b")
+        assert list(store.buckets()) == ["before", "photos", "photos.2"]
+        with cell(settings, "b") as there:
+            for key in walk(there.metadata, "photos"):
+                there.metadata.move_as(there.metadata.move_row("photos"))  # type: ignore[arg-type]
+                there.metadata.remove_key("photos", key.name, 5)
+        assert list(store.buckets()) == ["before", "photos.2"], "old copies are not those of a bucket"
+
+
+def test_a_bucket_that_moves_while_the_cells_are_read_is_listed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it comes to a cell that was read before, and belongs into the middle of a page."""
+    fill(settings)
+    with open_store(settings) as store:
+        for name in ("before", "photos.2", "photos.3"):
+            store.put(f"{name}/k", b"1")
+        first, then = (store._cells.system(name).metadata for name in "ba")
+        list_first = first.list_buckets
+
+        def listed(after: str, limit: int) -> list[str]:
+            page = list_first(after, limit)
+            move(settings, "b")
+            monkeypatch.undo()
+            return page
+
+        monkeypatch.setattr(store._cells, "names", lambda: ["b", "a", "c"])
+        monkeypatch.setattr(first, "list_buckets", listed)
+        assert store._cells.list_buckets("", 2) == ["before", "photos"]
+        assert store._cells.list_buckets("photos", 2) == ["photos.2", "photos.3"]
+        assert then.list_buckets("", 9) == ["before", "photos.2", "photos.3"]
+
+
 @pytest.mark.parametrize("point", ["moving.arriving", "moving.leaving", "moving.compared", "moving.closed"])
 def test_copies_are_not_served_before_the_move(settings: Settings, point: str) -> None:
     fill(settings)
@@ -1155,7 +1196,7 @@ def test_a_bucket_is_completed_from_its_old_copies(
     assert home_of(settings) == "b"
     assert recover(settings, "b") == 0
     capsys.readouterr()
-    with open_store(settings) as store, pytest.raises(Transient):
+    with open_store(settings) as store, pytest.raises(Moved, match="must be completed from its old copies in cell a"):
         store.get("photos/sealed")
     assert run([*config, "cells", "moves"]) == 0
     assert "nos-ec cells move photos --to b" in capsys.readouterr().out

@@ -227,5 +227,10 @@ def _refusal(bucket: str, state: MoveState, other: str) -> str:
             return f"bucket {bucket} was moved to cell {other}; try again"
         case MoveState.CLOSED:
             return f"bucket {bucket} is being moved to cell {other}, and takes no changes until that is done; try again"
+        case MoveState.REBUILT:
+            return (
+                f"bucket {bucket} must be completed from its old copies in cell {other}; `nos-ec cells moves` shows the"
+                " command"
+            )
         case _:
             return f"bucket {bucket} is being moved from cell {other} to this one; try again"
