@@ -62,3 +62,33 @@ def test_too_few_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         cell_away.main(["--rate", "10", "--seconds", "10"])
     assert "200 requests" in capsys.readouterr().err
+
+
+# --- which strikes count --------------------------------------------------------------------------
+def phase(failed: int = 0, refused: int = 0) -> cell_away.Phase:
+    """A part in which this many requests failed in the healthy cell, and were refused in the other one."""
+    well = cell_away.Times([0.01] * 9, [0.02] * 9, [1.0] * failed, [])
+    return cell_away.Phase(well, cell_away.Times([], [], [2.0] * refused, []), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "problems", "uncounted"),
+    [
+        ([phase(), phase(refused=3)], [], []),
+        ([phase(), phase()], ["kill: nothing was refused"], []),
+        ([phase(failed=1), phase(), phase(refused=3)], [], []),
+        ([phase(refused=1), phase(), phase(refused=3)], [], []),
+        ([phase(), phase(1, refused=3), phase()], ["kill: 1 refused in the healthy cell"], []),
+        ([phase(), phase(1, refused=3), phase(failed=2), phase(), phase(refused=3)], [], []),
+        ([phase(failed=1)] * cell_away.TRIES, [], ["kill"]),
+    ],
+)
+def test_a_strike_counts_if_nothing_fails_without_it(
+    monkeypatch: pytest.MonkeyPatch, parts: list[cell_away.Phase], problems: list[str], uncounted: list[str]
+) -> None:
+    run, left = object.__new__(cell_away.Run), iter(parts)
+    run.ratios, run.problems, run.uncounted = {}, [], []
+    monkeypatch.setattr(cell_away.Run, "_phase", lambda _run, _name: next(left))
+    monkeypatch.setattr(cell_away.Run, "_struck", lambda _run, _name: next(left))
+    run.strike("kill")
+    assert (run.problems, run.uncounted, list(left)) == (problems, uncounted, [])
