@@ -90,7 +90,8 @@ GC: Sequence[Bar] = (
 )
 GC_WORKERS: Sequence[Bar] = (
     Bar("several_over_one.cpu_per_byte", 1.1, at_least=False),
-    Bar("space_over_target.several", 1.01, at_least=False),
+    Bar("space_over_target.several.most", 1.01, at_least=False),
+    Bar("space_over_target.several.least", 0.99, at_least=True),
 )
 GETS_OVER_RADOSGW: Mapping[int, float] = {1: 0.6, 2: 0.8}
 """Limits by number of gateway processes; two stands for more, too."""
