@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from nos_ec.cli.files.local_files import report_file, require_new
-from nos_ec.cli.operator.work_pool import Processes, opening_pool, packed_pages, work_pool
+from nos_ec.cli.operator.work_pool import Processes, counted_pages, opening_pool, packed_pages, work_pool
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.output import count_text, emit, facts, out, progress, time_text
 from nos_ec.composition.rebuilding import open_lost, open_rebuilding
@@ -67,11 +67,12 @@ def metadata_dump(
         head = DumpHead(system.store_id, system.clock.now_ms(), asdict(system.geometry))
         objects = None if pool is None else partial(packed_pages, pool)
         journal_number = system.metadata.journal_number()  # before the pages are read
+        verify = verify_dump if pool is None else partial(verify_dump, counted=partial(counted_pages, pool))
         pages = dump_pages(system.metadata, lambda done: bar.update(task, completed=done), objects)
         data: dict[str, Any] = {"begun_ms": head.begun_ms}
         if to is None:
             dumps = system.client.dumps()
-            dump, rows = dumps.write(head, pages, journal_number)
+            dump, rows = dumps.write(head, pages, journal_number, verify)
             removed = dumps.keep(KEEP if keep is None else keep, system.clock.now_ms())
             kept = dumps.all(system.clock.now_ms())
             system.client.access_records().forget_removed_buckets(min(one.begun_ms for one in kept))
@@ -80,7 +81,7 @@ def metadata_dump(
         else:
             with report_file(to, "--to") as file:
                 file.writelines(dump_frames(head, pages))
-            data |= {"file": str(to), "rows": file_source(to).rows, "bytes": to.stat().st_size}
+            data |= {"file": str(to), "rows": file_source(to, verify).rows, "bytes": to.stat().st_size}
         work.ended(Outcome.DONE, _dumped_text(data))
     emit({"dumped": data}, as_json, lambda: _print_dumped(data))
 
@@ -195,11 +196,11 @@ def metadata_rebuild(
 
 
 # --- dumps in files -----------------------------------------------------------------------------------
-def file_source(path: Path) -> DumpSource:
+def file_source(path: Path, verify: Callable[[Read], tuple[DumpHead, Mapping[str, int]]] = verify_dump) -> DumpSource:
     """Return the dump in a file, after reading and verifying all of it. Raises InvalidInput, Corrupt."""
     try:
         with path.open("rb") as file:
-            head, rows = verify_dump(file.read)
+            head, rows = verify(file.read)
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from error
     except Corrupt as error:

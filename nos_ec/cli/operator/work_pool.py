@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import chain
+from multiprocessing import forkserver
 from multiprocessing.util import Finalize
 from threading import Event, Thread
 from typing import Annotated, Any, Generic, TypeVar
@@ -21,10 +22,11 @@ import typer
 from nos_ec.cli.terminal.context import log_for_people
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import Transient
-from nos_ec.core.formats.dump_format import PackedPage, pack_page
+from nos_ec.core.formats.dump_format import PackedPage, pack_page, page_rows
 from nos_ec.engine.check.blocks import BlockLook, BlockLooks, ReadShare
 from nos_ec.engine.check.objects import PageLook
-from nos_ec.engine.dump.dumper import object_pages
+from nos_ec.engine.dump.dumper import RANGE_PAGES, object_pages
+from nos_ec.engine.dump.rebuild_input import batches
 from nos_ec.engine.rate_limit import RateLimit
 from nos_ec.engine.scrub.blocks import BlockScrub, FirstLook
 from nos_ec.ports.metadata import BlockRow
@@ -85,6 +87,11 @@ def packed_pages(pool: WorkPool[System], ranges: Iterable[_IdRange]) -> Iterator
     return chain.from_iterable(pool.in_order(_pack, ranges))
 
 
+def counted_pages(pool: WorkPool[System], payloads: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    """Return the tables of the pages of a dump, and how many rows they have (`verify_dump`)."""
+    return chain.from_iterable(pool.in_order(_count_rows, batches(payloads, RANGE_PAGES)))
+
+
 class PoolScrub:
     """Looks at blocks in the processes of a pool, each of which reads a part of `bytes_per_s` (0: no limit)."""
 
@@ -139,16 +146,18 @@ def opening_pool(
     """Start this many processes, and end them with the block, at once if it raises. Yields None for one process, which
     is this one. `opens`, a function of a module, opens what the work needs.
 
-    They are new processes, not forks, because drivers of databases and of Ceph do not survive a fork. They load the
-    program while the command does what it does alone, and open the stores for their first piece of work."""
+    They are not forks of this process, because drivers of databases and of Ceph do not survive a fork, but of a server
+    that has only loaded the program, which takes most of a second, once for all of them. It does that while the command
+    does what it does alone. The processes start when they are needed, and each opens the stores for itself."""
     if processes == 1:
         yield None
         return
     others = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (opens, settings))
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__, opens.__module__])
+    forkserver.ensure_running()
+    executor = ProcessPoolExecutor(processes, forks, _begin, (opens, settings))
     try:
-        for _ in range(processes):
-            executor.submit(_load_program)
         yield WorkPool(executor, processes)
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
@@ -176,10 +185,6 @@ def _begin(opens: Callable[[Settings], AbstractContextManager[Any]], settings: S
     _Opened.opens = partial(opens, settings)
 
 
-def _load_program() -> None:
-    """Do nothing: what `_begin` takes has been loaded by then."""
-
-
 def _end_with_command() -> None:
     command = multiprocessing.parent_process()
     assert command is not None
@@ -197,6 +202,10 @@ def _run(work: Callable[[_S, _T], _R], item: _T) -> _R:
 
 def _pack(system: System, ids: _IdRange) -> list[PackedPage]:
     return list(map(pack_page, object_pages(system.metadata, *ids)))
+
+
+def _count_rows(_system: System, payloads: Sequence[bytes]) -> list[tuple[str, int]]:
+    return list(map(page_rows, payloads))
 
 
 def _look_at_blocks(read: ReadShare, system: System, rows: Sequence[BlockRow]) -> list[BlockLook]:

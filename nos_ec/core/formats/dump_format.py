@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -136,10 +136,10 @@ def read_dump(read: Read) -> Iterator[DumpContent]:
     number, ended = 0, False
     while not ended:
         content = _read_frame(read, number)
-        if isinstance(content, DumpHead) != (number == 0):
-            raise Corrupt("dump: no head at its beginning" if number == 0 else f"dump: frame {number} is a second head")
-        if isinstance(content, DumpHead) and content.nos_ec_dump != VERSION:
-            raise Corrupt(f"dump: format version {content.nos_ec_dump} is not known; this program knows {VERSION}")
+        if number == 0:
+            _require_head(content)
+        elif isinstance(content, DumpHead):
+            raise Corrupt(f"dump: frame {number} is a second head")
         if isinstance(content, DumpPage):
             rows[content.table] += content.rows
         if isinstance(content, DumpEnd):
@@ -155,7 +155,13 @@ def read_dump(read: Read) -> Iterator[DumpContent]:
 def read_payloads(read: Read) -> Iterator[bytes]:
     """Yield the payloads of the pages of a verified dump, for `decode_payload`. Raise Corrupt where its frames are
     damaged, or it ends early."""
-    number, last = 0, b""
+    _next_payload(read, 0)
+    yield from _pages_and_end(read)
+
+
+def _pages_and_end(read: Read) -> Generator[bytes, None, DumpEnd]:
+    """Yield the payloads of the pages that follow the head, and return the end."""
+    number, last = 1, b""
     while (payload := _next_payload(read, number)) is not None:
         if number > 1:
             yield last
@@ -163,6 +169,7 @@ def read_payloads(read: Read) -> Iterator[bytes]:
     end = _decoded(last, number - 1)
     if not isinstance(end, DumpEnd) or end.frames != number:
         raise Corrupt("dump: it ends early")
+    return end
 
 
 def decode_payload(payload: bytes) -> DumpPage:
@@ -173,17 +180,43 @@ def decode_payload(payload: bytes) -> DumpPage:
     return content
 
 
-def verify_dump(read: Read) -> tuple[DumpHead, Mapping[str, int]]:
-    """Read a whole dump, and return its head and how many rows of each table it has. Raise Corrupt."""
-    head: DumpHead | None = None
-    rows: Mapping[str, int] = {}
-    for content in read_dump(read):
-        if isinstance(content, DumpHead):
-            head = content
-        elif isinstance(content, DumpEnd):
-            rows = content.rows
-    assert head is not None, "read_dump raises Corrupt without a head"
-    return head, rows
+def page_rows(payload: bytes) -> tuple[str, int]:
+    """Decode a page of a dump, and return its table and its number of rows. Raises Corrupt."""
+    page = decode_payload(payload)
+    return page.table, page.rows
+
+
+Counted = Callable[[Iterable[bytes]], Iterable[tuple[str, int]]]
+"""Returns what `page_rows` returns for each of these payloads, in their order. Other processes may do so."""
+
+
+def _counted_here(payloads: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    return map(page_rows, payloads)
+
+
+def verify_dump(read: Read, counted: Counted = _counted_here) -> tuple[DumpHead, Mapping[str, int]]:
+    """Read a whole dump and decode its pages, and return its head and how many rows of each table it has. Raise
+    Corrupt."""
+    head, end = _require_head(_read_frame(read, 0)), None
+
+    def pages() -> Iterator[bytes]:
+        nonlocal end
+        end = yield from _pages_and_end(read)
+
+    rows = Counter[str]()
+    for table, count in counted(pages()):
+        rows[table] += count
+    if end is None or end.rows != dict(rows):
+        raise Corrupt("dump: it does not have the numbers of frames and rows that its end states")
+    return head, end.rows
+
+
+def _require_head(content: DumpContent) -> DumpHead:
+    if not isinstance(content, DumpHead):
+        raise Corrupt("dump: no head at its beginning")
+    if content.nos_ec_dump != VERSION:
+        raise Corrupt(f"dump: format version {content.nos_ec_dump} is not known; this program knows {VERSION}")
+    return content
 
 
 def _frame(number: int, content: DumpContent) -> bytes:

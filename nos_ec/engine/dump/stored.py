@@ -11,7 +11,7 @@ are newer, and contain more deletions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -64,18 +64,22 @@ class StoredDumps:
         self._large = large
 
     def write(
-        self, head: DumpHead, pages: Iterable[DumpPage | PackedPage], journal: int = 0
+        self,
+        head: DumpHead,
+        pages: Iterable[DumpPage | PackedPage],
+        journal: int = 0,
+        verify: Callable[[Read], tuple[DumpHead, Mapping[str, int]]] = verify_dump,
     ) -> tuple[StoredDump, dict[str, int]]:
         """Store a dump and read it back. journal: the number of the next object of the journal, read before the pages
-        are; with 0, no object of the journal is deleted while the dump exists. Returns the dump, and how many rows of
-        each table it has. Raises NoSpace, Corrupt, Transient."""
+        are; with 0, no object of the journal is deleted while the dump exists. verify: `verify_dump`, which may share
+        its work. Returns the dump, and how many rows of each table it has. Raises NoSpace, Corrupt, Transient."""
         key = ObjectKey(RESERVED_BUCKET, f"{PREFIX}{head.begun_ms:015}")
         row = self._large.put(
             PutRequest(key, encode_attributes({_JOURNAL: str(journal)})), b"", _Frames(dump_frames(head, pages))
         )
         kill_point("dump.stored")
         _, segments = self._store.open(key)
-        _, rows = verify_dump(_reader(segments))
+        _, rows = verify(_reader(segments))
         return StoredDump(key, head.begun_ms, row.size, journal), dict(rows)
 
     def all(self, now_ms: int) -> list[StoredDump]:
