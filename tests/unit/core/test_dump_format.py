@@ -18,6 +18,7 @@ from nos_ec.core.formats.dump_format import (
     DumpPage,
     decode_payload,
     dump_frames,
+    page_rows,
     read_dump,
     read_payloads,
     verify_dump,
@@ -123,6 +124,13 @@ def test_frames_out_of_their_places_are_refused() -> None:
     ):
         with pytest.raises(Corrupt):
             verify_dump(io.BytesIO(b"".join(frames)).read)
+
+
+def test_the_rows_of_pages_that_others_have_decoded_must_be_those_of_the_end() -> None:
+    read = [io.BytesIO(dumped()).read for _ in range(3)]
+    assert verify_dump(read[0], lambda payloads: map(page_rows, list(payloads))) == verify_dump(read[1])
+    with pytest.raises(Corrupt, match="its end states"):
+        verify_dump(read[2], lambda payloads: [page_rows(payload) for payload in payloads][1:])
 
 
 def test_another_version_is_refused() -> None:
