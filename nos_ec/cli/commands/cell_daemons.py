@@ -17,7 +17,6 @@ import typer
 from nos_ec.adapters.system_clock import SteadyClock
 from nos_ec.cli.terminal.context import SUPERVISED_VARIABLE, Context, log_for_daemons, stop_on_signals
 from nos_ec.cli.terminal.errors import EXIT_USAGE, exit_code
-from nos_ec.composition.operator_side import stall_ms_max
 from nos_ec.composition.processes import Child, end_children
 from nos_ec.core.errors import ConfigError
 from nos_ec.monitoring.health import Health
@@ -39,6 +38,9 @@ def serve_cells(found: Context, settings: Settings, section: Literal["monitoring
     ends or hangs is replaced, with a growing delay, and the others run on. `section` has the port of the daemon's
     server. Ends with the code of the processes if they refuse their arguments or settings. Raises ConfigError if there
     are not enough ports, or two cells have the same."""
+    # Imported here, because commands of one cell load this module, and most do not need the operator's side.
+    from nos_ec.composition.operator_side import stall_ms_max
+
     environments = _environments(found, settings, section)
     log_for_daemons(settings)
     stop, clock = stop_on_signals(), SteadyClock()

@@ -14,7 +14,6 @@ import typer
 from nos_consumer.assemble import consumer_service, drain, housekeeping_thread
 from nos_consumer.counters import ConsumerCounters
 from nos_ec.cli.commands.cell_daemons import serve_cells
-from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.cli.commands.gc_control import gc_limit, gc_pause, gc_resume, gc_status
 from nos_ec.cli.commands.gc_output import show_plan, show_result
 from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm, log_for_daemons, stop_on_signals
@@ -64,6 +63,9 @@ def init(
     settings = context(ctx).settings()
     initialise(settings, new_shard or (), new_device or ())
     if settings.cell is not None:
+        # Imported here, because the daemons load this module, and need neither accounts nor ciphers.
+        from nos_ec.cli.commands.cells import enter_cell
+
         enter_cell(context(ctx).whole(), settings.cell)
     geometry = settings.geometry.value()
     data = {"root": str(settings.store.root), "geometry": asdict(geometry), "partitions": settings.log.partitions}

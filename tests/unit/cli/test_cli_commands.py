@@ -40,16 +40,18 @@ def test_only_the_commands_of_its_module_are_loaded_if_that_is_clear(
     assert sorted(all_commands().commands) == sorted(ALL)
 
 
-def test_a_command_does_not_load_the_modules_of_others() -> None:
-    program = "import sys; from nos_ec.cli.app import commands; commands(['put']); print(*sys.modules)"
+@pytest.mark.parametrize(("command", "module"), [("put", "commands.objects"), ("consumer", "commands.services")])
+def test_a_command_does_not_load_the_modules_of_others(command: str, module: str) -> None:
+    program = f"import sys; from nos_ec.cli.app import commands; commands(['{command}']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "nos_ec.cli.commands.objects" in loaded
+    assert f"nos_ec.cli.{module}" in loaded
     assert not loaded & {
         "nos_ec.cli.measure.bench",
         "nos_ec.cli.measure.simulate",
         "nos_ec.cli.commands.demo",
         "nos_ec.bench.pipeline",
+        "nos_ec.composition.operator_side",
         "alembic",
         "botocore",
         "confluent_kafka",
