@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import GROUPS, group_of
+from tests.conftest import GROUPS, compiled_once, group_of
 
 REAL = Path(__file__).parents[2] / "real"
 
@@ -31,3 +32,28 @@ def test_tests_without_servers_go_to_any_free_worker() -> None:
     assert group_of("tests/real/sql/test_mysql_metadata.py::TestMySQL::test_it[a/b]") == "sql"
     assert group_of("tests/real/ceph/test_scrub.py::test_it") == "ceph"
     assert group_of("tests/unit/bench/test_bench.py::test_it") == "tests/unit/bench/test_bench.py::test_it"
+
+
+def test_others_wait_while_the_first_process_compiles_the_tests(tmp_path: Path) -> None:
+    mark = tmp_path / "new" / "mark"
+
+    def fail() -> None:
+        with compiled_once(mark):
+            assert others_wait(mark)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with compiled_once(mark):
+        assert others_wait(mark)
+    with compiled_once(mark):
+        assert not others_wait(mark)
+
+
+def others_wait(mark: Path) -> bool:
+    with mark.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
