@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Barrier
 
@@ -16,9 +16,9 @@ import pymysql  # type: ignore[import-untyped]
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import QueuePool, text
 
-from nos_ec.adapters.sql.driver.engine import WRITES, make_engine, parse_url
+from nos_ec.adapters.sql.driver.engine import POOL_SIZE, WRITES, make_engine, parse_url
 from nos_ec.adapters.sql.metadata import open_metadata
 from nos_ec.adapters.sql.tables.migrate import _config, _steps, migrate, schema_head
 from nos_ec.adapters.sql.tables.schema import METADATA
@@ -43,6 +43,40 @@ def test_migrating_twice_creates_the_tables_of_the_schema(url: str) -> None:
         assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
         assert connection.scalar(text("PRAGMA synchronous")) == 2, "FULL: a commit is on the disk when it returns"
     engine.dispose()
+
+
+@pytest.mark.invariant(9)
+def test_connections_keep_a_bounded_part_of_the_file_in_memory(url: str) -> None:
+    migrate(url)
+    engine = make_engine(url)
+    with ExitStack() as stack:
+        for _ in range(POOL_SIZE + 4):
+            connection = stack.enter_context(engine.connect())
+            assert connection.scalar(text("PRAGMA cache_size")) == -8192, "in KiB"
+            assert connection.scalar(text("PRAGMA mmap_size")) == 0, "an error of the disk would kill the process"
+    assert isinstance(engine.pool, QueuePool)
+    assert engine.pool.checkedin() == POOL_SIZE, "the others are closed after their use"
+    engine.dispose()
+
+
+def test_requests_in_turn_find_the_pages_in_memory(url: str) -> None:
+    """A connection drops its pages when another one has written. So requests that are not at the same time must not
+    take turns with the connections that others have left."""
+    migrate(url)
+    engine = make_engine(url)
+    with engine.connect(), engine.connect(), engine.connect():
+        pass
+    writing = engine.execution_options(**{WRITES: True})
+    read = []
+    for number in range(5):
+        before = _read_bytes()
+        with writing.begin() as connection:
+            connection.execute(text("UPDATE counters SET value = :number WHERE name = 'moves'"), {"number": number})
+        with engine.begin() as connection:
+            assert connection.scalar(text("SELECT value FROM counters WHERE name = 'moves'")) == number
+        read.append(_read_bytes() - before)
+    engine.dispose()
+    assert max(read[1:]) < 4096, f"not a page of the file: {read}"
 
 
 def test_nothing_is_written_into_a_file_that_was_replaced(url: str, tmp_path: Path) -> None:
@@ -275,6 +309,11 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 class TestSqliteMigrations(SqlMigrations):
     """See tests/rig/sql/sql_migrations.py."""
+
+
+def _read_bytes() -> int:
+    """Bytes that this thread has read with system calls."""
+    return int(Path("/proc/thread-self/io").read_text().split()[1])
 
 
 def _set_revision(url: str, revision: str) -> None:
