@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from threading import Event
 
 import structlog
@@ -367,12 +368,14 @@ class BucketMover:
         while page := source.list_uploads(bucket, "", last, _PAGE):
             there = target.uploads_by_id([upload.upload_id for upload in page])
             for upload in page:
-                known, parts = there.get(upload.upload_id), self._all_parts(upload)
-                if self._old_copies is None:
-                    self._mend_upload(upload, known, parts)
-                elif known is None or known.state is not UploadState.COMPLETED:
-                    # Parts that the rebuild has found may have been stored after the move.
-                    self._mend_upload(upload, known, [(mine, theirs) for mine, theirs in parts if theirs is None])
+                known = there.get(upload.upload_id)
+                if self._old_copies is not None and known is not None and known.state is UploadState.COMPLETED:
+                    continue  # after the move
+                self._open_upload(upload, known)
+                parts = self._all_parts(upload)
+                if self._old_copies is not None:  # parts that the rebuild has found may have been stored after the move
+                    parts = [(mine, theirs) for mine, theirs in parts if theirs is None]
+                self._copy_parts(parts)
             self._copier.flush()
             last = page[-1].key.name, page[-1].upload_id
 
@@ -416,8 +419,8 @@ class BucketMover:
                 for mine, theirs in self._pairs(bucket, names):
                     self._mend_served(bucket, mine, theirs)
             else:
-                for upload, known, parts in self._uploads_of(of, names):
-                    self._mend_upload(upload, known, parts)
+                for parts in self._differing_parts(of, names):
+                    self._copy_parts(parts)
             self._copier.flush()
             kill_point("moving.names_compared")
             with self._owning(self._source, left, bucket):
@@ -438,15 +441,14 @@ class BucketMover:
             size += sum(bytes_of(one.row) for one in (mine.versions if mine else ()) if one.row)
             if size > CLOSED_BYTES_MAX:
                 raise _TooMuch
-        uploads = list(self._uploads_of(PARTS_BUCKET + bucket, of_parts))
-        size += sum(mine.size for _, _, parts in uploads for mine, _ in parts if mine)
+        parts = list(chain.from_iterable(self._differing_parts(PARTS_BUCKET + bucket, of_parts)))
+        size += sum(one.size for one, _ in parts if one)
         if size > CLOSED_BYTES_MAX:
             raise _TooMuch
         for mine, theirs in pairs:
             self._require_time()
             self._mend(bucket, mine, theirs)
-        for upload, known, parts in uploads:
-            self._mend_upload(upload, known, parts)
+        self._copy_parts(parts)
         self._copier.flush()
         has_changed = bool(names) or not is_complete  # since the trash was copied
         if has_changed and not self._copy_trash(bucket):
@@ -467,12 +469,9 @@ class BucketMover:
     def _all_parts(self, upload: UploadRow) -> list[PartPair]:
         return differing_parts(parts_of(self._source.metadata, upload), parts_of(self._target.metadata, upload))
 
-    def _uploads_of(
-        self, of: str, names: Collection[str]
-    ) -> Iterator[tuple[UploadRow, UploadRow | None, list[PartPair]]]:
-        """Yield (upload, its row in the target if it is OPEN there, parts that differ) for each upload that is OPEN in
-        the source, of the uploads and parts with these names in the hidden bucket `of`. Those that are not OPEN any
-        more are aborted in the target."""
+    def _differing_parts(self, of: str, names: Collection[str]) -> Iterator[list[PartPair]]:
+        """Of the uploads and parts with these names in the hidden bucket `of`, open the uploads in the target that are
+        OPEN in the source, and abort the others. Yield the parts that differ of each that is OPEN."""
         source, target = self._source.metadata, self._target.metadata
         changed: dict[UploadId, list[ObjectKey]] = {}
         for key in (ObjectKey(of, name) for name in sorted(names)):
@@ -486,29 +485,33 @@ class BucketMover:
             mine, theirs = _if_open(here.get(upload_id)), _if_open(there.get(upload_id))
             if mine is None:
                 self._abort_in_target(theirs)
-            elif theirs is None:
-                yield mine, None, self._all_parts(mine)
+                continue
+            self._open_upload(mine, theirs)
+            if theirs is None:
+                yield self._all_parts(mine)
             else:
-                yield mine, theirs, differing_parts(source.rows_of(keys), target.rows_of(keys))
+                yield differing_parts(source.rows_of(keys), target.rows_of(keys))
 
-    def _mend_upload(self, upload: UploadRow, known: UploadRow | None, parts: Collection[PartPair]) -> None:
-        """Make the target have an OPEN upload with these parts as the source has them. `known` is its row there. What
-        users change meanwhile is in the log."""
-        if known != upload:
-            self._open_upload(upload)
-        for mine, theirs in parts:
-            self._require_time()
-            self._copy_part(mine, theirs)
-        self._tick(self.progress)
-
-    def _open_upload(self, upload: UploadRow) -> None:
+    def _open_upload(self, upload: UploadRow, known: UploadRow | None) -> None:
+        """Give an OPEN upload the same row in the target, where its row is `known`. The parts that the target has must
+        be read after that: until it is OPEN there, GC may delete them."""
+        if known == upload:
+            return
         try:
             self._copier.open_upload(upload)
         except SharedUpload:  # with a version in the trash of the target that that of the source does not have
             self._purge_stale_trash(upload.key.bucket)
             self._copier.open_upload(upload)
 
+    def _copy_parts(self, parts: Collection[PartPair]) -> None:
+        for mine, theirs in parts:
+            self._require_time()
+            self._copy_part(mine, theirs)
+        self._tick(self.progress)
+
     def _copy_part(self, mine: ObjectRow | None, theirs: ObjectRow | None) -> None:
+        """Make the target have a part as the source has it, unless users have changed it there since it was read: then
+        it is in the log again. Raises NotFound if it is damaged."""
         try:
             self._copier.copy_part(mine, theirs)
         except NotFound:

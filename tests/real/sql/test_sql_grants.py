@@ -35,6 +35,7 @@ from nos_ec.core.ids import BlockId, LandingId, ObjectKey, SegmentId, log_of, ne
 from nos_ec.core.notifications.configuration import Notification, encode
 from nos_ec.core.notifications.origin import LIFECYCLE, Origin, caused_by
 from nos_ec.core.packing.lifetimes import OTHERS, Counts
+from nos_ec.core.parts import parts_bucket
 from nos_ec.core.publishing.slots import member_lease
 from nos_ec.core.states import BlockKind
 from nos_ec.core.versions import FLOOR_MS, Versioning
@@ -451,6 +452,12 @@ def leave(store: RoleStore, front: System, gc: System, operator: System) -> None
     assert operator.metadata.undelete([operator.client.trash().find(rows[1].key)]).rows
     assert [one.name for one in front.metadata.changed_names("leaving", 2**63 - 1, 9)] == ["m", "k", "l"]
     assert len(front.metadata.delete_many([ObjectKey("leaving", name) for name in "lm"], now_ms)) == 2
+    uploads = front.client.uploads()
+    upload = uploads.create(ObjectKey("leaving", "u"), "ann", b"")
+    uploads.put_part(upload, 1, BytesIO(b"part"), b"")
+    assert upload.upload_id in [one.upload_id for one in gc.metadata.old_uploads(now_ms + 10**6, 99)]
+    assert gc.metadata.abort_upload(upload.upload_id, now_ms)
+    assert len(front.metadata.changed_names(parts_bucket("leaving"), 2**63 - 1, 9)) == 3
 
 
 def test_a_whole_life_needs_all_rights_and_no_others(store: RoleStore, systems: dict[str, System]) -> None:

@@ -19,6 +19,7 @@ from nos_ec.core.errors import Moved, Transient
 from nos_ec.core.ids import ObjectKey
 from nos_ec.core.parts import part_key, parts_bucket
 from nos_ec.engine.moving import bucket_mover, keys
+from nos_ec.engine.moving.version_copier import VersionCopier
 from nos_ec.engine.upkeep.upload_reaper import UploadReaper
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.operations import multipart_operations
@@ -307,7 +308,11 @@ def test_old_uploads_are_aborted_where_their_bucket_is_served(settings: Settings
         assert there.metadata.upload(upload.upload_id) is None
 
 
-def test_a_bucket_comes_back_with_its_uploads(settings: Settings, capsys: Any) -> None:
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_bucket_comes_back_with_its_uploads(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_collected: bool
+) -> None:
+    """Also if GC deletes the old parts just before they are copied again."""
     config = Path(settings.of_cell("a").store.root).parent / "cells.toml"
 
     def call(*arguments: str) -> int:
@@ -329,6 +334,15 @@ def test_a_bucket_comes_back_with_its_uploads(settings: Settings, capsys: Any) -
         there.client.uploads().put_part(upload, 1, BytesIO(b"first"), b"")
         there.metadata.delete(part_key("photos", upload.upload_id, 3), there.clock.now_ms())
     dump(settings, "a")
+    if is_collected:
+
+        def collect_and_open(*arguments: Any) -> None:
+            with open_system(settings.of_cell("a")) as here:
+                UploadReaper(here.metadata, LaterClock(LATER_MS), 0).run_once()
+            open_upload(*arguments)
+
+        open_upload = VersionCopier.open_upload
+        monkeypatch.setattr(VersionCopier, "open_upload", collect_and_open)
     move(settings, "a")
     with open_system(settings.of_cell("a")) as here:
         collect(here, LATER_MS)
