@@ -10,12 +10,14 @@ copies have all of these as they were at the moment of the move. What was change
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import structlog
 
 from nos_ec.core.errors import Corrupt, NotFound
 from nos_ec.core.formats.journal import JournalEntry, entries_of
 from nos_ec.core.ids import JOURNAL_BUCKET
+from nos_ec.core.locking.lock import Lock
 from nos_ec.core.versions import put_ms_of
 from nos_ec.engine.moving.keys import Key, key_of, trash_of
 from nos_ec.engine.moving.version_copier import CellSide
@@ -40,7 +42,7 @@ class OldCopies:
 
     def has(self, name: str) -> bool:
         """Return whether a name can be made as it is in the old cell: the journal of the new cell does not have it,
-        and the new cell has no version of it that the old one lacks. Raises Transient."""
+        and the new cell has no version of it that the old one lacks, or has with another lock. Raises Transient."""
         old, new = (key_of(side.metadata, self._bucket, name) for side in (self._old, self._new))
         return self.has_all(name, old, new)
 
@@ -71,6 +73,7 @@ def _version(one: VersionEntry) -> _Version:
 
 
 def _about(row: ObjectRow) -> _Version:
-    """Return what a version has in both cells. A version that a rebuild has found as a landing copy may have got
-    another number of the same millisecond."""
-    return row.key.name, put_ms_of(row.version), row.size, row.crc32c, row.md5
+    """Return what a version has in both cells, also its lock, because a rebuild finds the last note of it. A version
+    that a rebuild has found as a landing copy may have got another number of the same millisecond. Raises Corrupt."""
+    lock = replace(row.lock or Lock(), note=0)
+    return row.key.name, put_ms_of(row.version), row.size, row.crc32c, row.md5, lock

@@ -1355,6 +1355,25 @@ def test_what_was_changed_after_a_move_is_not_undone(tmp_path: Path, capsys: Any
     capsys.readouterr()
 
 
+@pytest.mark.invariant(11)
+def test_a_lock_that_was_changed_after_a_move_is_not_undone(settings: Settings, tmp_path: Path, capsys: Any) -> None:
+    """The old copies have an earlier lock."""
+    fill_for_rebuild(settings)
+    move(settings, "b")
+    longer = Lock(LockMode.COMPLIANCE, KEPT_MS + 9)
+    with open_system(settings.of_cell("b")) as there:
+        lock(there, "extended", longer)
+        lock(there, "freed", Lock(hold=True))
+    lose_and_rebuild(settings, tmp_path, "b", "--without-dump")
+    move(settings, "b")
+    with open_system(settings.of_cell("b")) as there:
+        found = {one.key.name: one.row.lock for one in locked_in(there) if one.row is not None}
+    locks = {name: replace(found_lock, note=0) for name, found_lock in found.items() if found_lock is not None}
+    assert sorted(locks) == ["extended", "freed", "held", "kept", "large kept"]
+    assert (locks["extended"], locks["freed"]) == (longer, Lock(hold=True))
+    capsys.readouterr()
+
+
 def test_the_cell_with_the_directory_was_lost_after_a_bucket_was_moved_to_it(
     settings: Settings, tmp_path: Path, capsys: Any
 ) -> None:
