@@ -133,7 +133,7 @@ class MovesContract:
         metadata = bench.metadata
         for state in MoveState:
             metadata.set_move(replace(place(state), bucket=state), None)
-        names = ["arriving", "closed", "leaving"]
+        names = ["arriving", "closed", "leaving", "rebuilt"]
         assert [row.bucket for row in metadata.unfinished_moves("", 10)] == names
         assert [row.bucket for row in metadata.unfinished_moves("arriving", 1)] == names[1:2]
         for state in (GONE, HERE):
@@ -531,7 +531,7 @@ class MovesContract:
         metadata.set_attributes(row, with_lock(b"", Lock(hold=True)))
         metadata.set_move(place(state), None)
         metadata.move_as(place(state))
-        if state in (GONE, MoveState.ARRIVING):
+        if state in (GONE, MoveState.ARRIVING, MoveState.REBUILT):
             assert metadata.remove_key("bucket", "k", bench.now_ms) == 1
         else:
             with pytest.raises(Locked):

@@ -42,9 +42,7 @@ _SET = UpdateListed(UPLOADS).where(_U.upload_id == IDS["id"])
 _SINCE = bindparam("since", type_=BigInteger)
 COMPLETE = _SET.values(state=_COMPLETED, since_ms=_SINCE, attributes=None)
 DOOM = _SET.values(state=_DOOMED, since_ms=_SINCE, attributes=None)
-_UNCHANGED = exists().where(
-    MOVES.c.bucket == _U.bucket, MOVES.c.state.in_([MoveState.CLOSED, MoveState.GONE, MoveState.ARRIVING])
-)
+_UNCHANGED = exists().where(MOVES.c.bucket == _U.bucket, MOVES.c.state.not_in([MoveState.HERE, MoveState.LEAVING]))
 """The bucket of an upload takes no changes in this cell."""
 _BY_TIME = by_index(select(*_COLUMNS), UPLOADS, "uploads_by_time").order_by(_U.state, _U.since_ms, _U.upload_id)
 OLD = _BY_TIME.where(_U.state == _OPEN, _U.since_ms < bindparam("before"), ~_UNCHANGED).limit(bindparam("rows_max"))
