@@ -62,7 +62,7 @@ down-clean: ## stop these servers and remove their data
 stack-status: ## show which of these servers run; fails if one does not
 	@$(STACK) status
 
-test: venv ## run the tests, of the slow ones a sixth each day; REQUIRE_REAL=1 fails where a server cannot be started (PYTEST_ARGS="..." WORKERS=3)
+test: venv ## run the tests, of the slow ones an eighth each day; REQUIRE_REAL=1 fails where a server cannot be started (PYTEST_ARGS="..." WORKERS=3)
 	@echo "Tests that need a server start it themselves. If it cannot be started, they are listed as SKIPPED at the end,"
 	@echo "with the reason; with REQUIRE_REAL=1 they fail. A test on servers or in real time that fails runs once more."
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)

@@ -13,9 +13,9 @@ from typing import TypeVar
 import pytest
 
 IS_WHOLE = os.environ.get("NOS_EC_DEV_WHOLE", "") == "1"
-TURNS = 6
+TURNS = 8
 TURN = int(os.environ.setdefault("NOS_EC_DEV_TURN", str(int(time.time()) // 86_400)))
-"""Which sixth of the cases runs: another one every day. The processes of `pytest -n` inherit it, so that they agree
+"""Which eighth of the cases runs: another one every day. The processes of `pytest -n` inherit it, so that they agree
 also at midnight."""
 
 _T = TypeVar("_T")

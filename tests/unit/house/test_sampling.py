@@ -14,16 +14,16 @@ Collect = Callable[[str], list[pytest.Item]]
 VARIANTS = """
 import pytest
 
-@pytest.fixture(params=["galera", "mariadb", "mysql", "vitess", "sqlite", "other"])
+@pytest.fixture(params=["galera", "mariadb", "mysql", "vitess", "sqlite", "other", "old", "new"])
 def server(request):
     return request.param
 
-@pytest.mark.parametrize("kind", ["new", "old", "gone", "lost", "late", "early"])
-@pytest.mark.parametrize(("point", "of"), [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 6)])
+@pytest.mark.parametrize("kind", ["new", "old", "gone", "lost", "late", "early", "long", "short"])
+@pytest.mark.parametrize(("point", "of"), [(point, 1) for point in "abcdefgh"])
 def test_points(kind, point, of):
     pass
 
-@pytest.mark.parametrize("role", range(6))
+@pytest.mark.parametrize("role", range(8))
 def test_servers(server, role):
     pass
 """
@@ -32,7 +32,7 @@ SUITES = """
 import pytest
 
 class Cases:
-    @pytest.mark.parametrize("number", range(12))
+    @pytest.mark.parametrize("number", range(16))
     def test_it(self, number):
         pass
 
@@ -59,10 +59,10 @@ def in_turn(items: list[pytest.Item], turn: int) -> list[str]:
 
 def test_each_case_runs_in_one_of_the_turns(collect: Collect) -> None:
     """So a failure that only one case finds is found within TURNS days."""
-    items = collect("".join(f"def test_{number}(): pass\n" for number in range(8)))
+    items = collect("".join(f"def test_{number}(): pass\n" for number in range(10)))
     turns = [in_turn(items, turn) for turn in range(TURNS)]
-    assert sorted(name for names in turns for name in names) == [f"test_{number}" for number in range(8)]
-    assert sorted(map(len, turns)) == [1, 1, 1, 1, 2, 2]
+    assert sorted(name for names in turns for name in names) == [f"test_{number}" for number in range(10)]
+    assert sorted(map(len, turns)) == [1, 1, 1, 1, 1, 1, 2, 2]
     assert in_turn(items, TURNS) == turns[0]
 
 
@@ -71,13 +71,13 @@ def test_a_turn_has_variants_of_each_kind(collect: Collect) -> None:
     for turn in range(TURNS):
         points = [name[len("test_points[") : -1].split("-") for name in in_turn(items, turn) if "points" in name]
         assert [{words[place] for words in points} for place in (0, 2)] == [
-            set("abcdef"),
-            {"new", "old", "gone", "lost", "late", "early"},
+            set("abcdefgh"),
+            {"new", "old", "gone", "lost", "late", "early", "long", "short"},
         ]
         servers = [name[len("test_servers[") : -1].split("-") for name in in_turn(items, turn) if "servers" in name]
-        assert len(points) == len(servers) == 6
-        assert {server for server, _ in servers} == {"galera", "mariadb", "mysql", "vitess", "sqlite", "other"}
-        assert {role for _, role in servers} == set("012345")
+        assert len(points) == len(servers) == 8
+        assert len({server for server, _ in servers}) == 8
+        assert {role for _, role in servers} == set("01234567")
 
 
 def test_suites_with_the_same_cases_run_different_ones(collect: Collect) -> None:
