@@ -46,6 +46,7 @@ from nos_ec.engine.moving.keys import trash_of
 from nos_ec.engine.objects.trash import TrashCan
 from nos_ec.engine.upkeep.move_recovery import all_unfinished_moves, stalled_moves
 from nos_ec.engine.upkeep.upload_reaper import UploadReaper
+from nos_ec.gateway.operations import multipart_operations
 from nos_ec.gateway.server import http_server
 from nos_ec.library.object_info import ObjectInfo, info_of
 from nos_ec.library.object_store import ObjectStore
@@ -77,9 +78,9 @@ VOLATILE = {"ResponseMetadata", "LastModified", "CreationDate", "VersionId", "Up
 """What differs between two stores."""
 CHANGED = frozenset([MoveState.HERE, MoveState.LEAVING])
 READ = CHANGED | {MoveState.CLOSED}
-BEGUN = frozenset([MoveState.HERE])
-"""The states in which a bucket is changed, is read, and lets multipart uploads begin."""
+"""The states in which a bucket is changed, and in which it is read."""
 COMMANDS_MAX = 2
+UPLOADS_MAX = 3
 STOPS = (
     "the beginning",
     "moving.leaving",
@@ -121,6 +122,19 @@ class Served:
         if row is None:
             raise NotFound(f"there is no bucket {bucket}")
         return self.cells.system(row.home)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An unfinished upload. `ids` are its ids in the store of two cells and in the other one."""
+
+    bucket: str
+    key: str
+    ids: Sequence[str]
+
+    def of(self, store: Served) -> dict[str, str]:
+        """What names it in requests to a store."""
+        return {"Bucket": self.bucket, "Key": self.key, "UploadId": self.ids[store.cells is None]}
 
 
 CONFIG_OF_BOTH = CONFIG + "[trash]\nkeep_days = 1\n"
@@ -202,6 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.old_rows: dict[str, dict[str, DirectoryRow]] = {bucket: {} for bucket in self.buckets}
         self.exist: set[str] = set()
         self.commands: list[SteppedCommand] = []
+        self.uploads: list[Begun] = []
         self.cells.claim_wide(self.buckets[WIDE], "ann", ("a", "b", "b"))
         for number in (WIDE, 0, 1, 2):
             self.create_bucket(number, "ann")
@@ -210,6 +225,8 @@ class StoreMachine(RuleBasedStateMachine):
         for number in (0, 1, WIDE):
             self.put_many(number, ["a", "d/a"], 1)
             self.upload(number, "d/b", 1)
+        self.begin_upload(0, "d/a")
+        self.put_part(0, 1, 4097)
         self.only_homes_have_objects()
         self.move_away(0, few, stop)
 
@@ -314,7 +331,48 @@ class StoreMachine(RuleBasedStateMachine):
             part = {"PartNumber": 1, "ETag": client.upload_part(**target, PartNumber=1, Body=body)["ETag"]}
             return client.complete_multipart_upload(**target, MultipartUpload={"Parts": [part]})["ETag"]
 
-        self.same(call, {self.buckets[number]: BEGUN})
+        self.same(call, {self.buckets[number]: CHANGED})
+
+    @rule(number=NUMBERS, key=KEYS)
+    def begin_upload(self, number: int, key: str) -> None:
+        """Begin a multipart upload that stays unfinished for some time."""
+        if len(self.uploads) == UPLOADS_MAX:
+            return
+        named, ids = {"Bucket": self.buckets[number], "Key": key}, list[str]()
+        self.same(
+            lambda store: ids.append(store.clients["ann"].create_multipart_upload(**named)["UploadId"]),
+            {named["Bucket"]: CHANGED},
+        )
+        if ids:
+            self.uploads.append(Begun(named["Bucket"], key, ids))
+
+    @rule(which=st.integers(0, UPLOADS_MAX - 1), part=st.integers(1, 3), size=SIZES)
+    def put_part(self, which: int, part: int, size: int) -> None:
+        """Store a part of an unfinished upload, maybe in place of another one."""
+        if self.uploads:
+            begun, body = self.uploads[which % len(self.uploads)], self.body(size)
+            self.same(
+                lambda store: store.clients["ann"].upload_part(**begun.of(store), PartNumber=part, Body=body),
+                {begun.bucket: CHANGED},
+            )
+
+    @rule(which=st.integers(0, UPLOADS_MAX - 1), left_out=st.integers(0, 1), aborts=st.booleans())
+    def end_upload(self, which: int, left_out: int, aborts: bool) -> None:
+        """Complete an unfinished upload, maybe without its first part, or abort it."""
+        if not self.uploads:
+            return
+        begun = self.uploads[which % len(self.uploads)]
+
+        def call(store: Served) -> object:
+            client, of = store.clients["ann"], begun.of(store)
+            if aborts:
+                return client.abort_multipart_upload(**of)
+            stored = client.list_parts(**of).get("Parts", [])[left_out:]
+            parts = [{name: part[name] for name in ("PartNumber", "ETag")} for part in stored]
+            return client.complete_multipart_upload(**of, MultipartUpload={"Parts": parts})["ETag"]
+
+        if self.same(call, {begun.bucket: CHANGED}) is not None:
+            self.uploads.remove(begun)
 
     @rule(number=NUMBERS, key=KEYS, account=ACCOUNTS)
     def delete(self, number: int, key: str, account: str) -> None:
@@ -531,6 +589,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Both stores have the same buckets and objects, which can be read."""
         readable = [bucket for bucket in self.buckets if self.state(bucket) in READ]
         self.same(lambda store: self.whole(store, readable), dict.fromkeys(readable, READ))
+        for begun in self.uploads:
+            if begun.bucket in readable:
+                self.same(partial(self.parts, begun), {begun.bucket: READ})
+
+    def parts(self, begun: Begun, store: Served) -> object:
+        """The parts of an unfinished upload."""
+        return store.clients["ann"].list_parts(**begun.of(store)).get("Parts", [])
 
     def whole(self, store: Served, readable: Sequence[str]) -> object:
         """The names of these buckets, but for empty ones, and all objects with their bytes."""
@@ -600,6 +665,10 @@ class StoreMachine(RuleBasedStateMachine):
         needed = dict.fromkeys(self.buckets, READ)
         self.same(lambda store: [self.all_versions(store, bucket) for bucket in sorted(self.exist)], needed)
         self.same(lambda store: [self.in_trash(store, bucket) for bucket in self.buckets], needed)
+        self.same(lambda store: [self.unfinished(store, bucket) for bucket in sorted(self.exist)], needed)
+        while self.uploads:
+            self.end_upload(0, 0, aborts=False)
+        self.objects_are_the_same()
         for store in type(self).stores:
             for system in store.systems:
                 assert not problems(system.metadata, system.blocks, system.landing, system.medium)
@@ -613,6 +682,12 @@ class StoreMachine(RuleBasedStateMachine):
             tags = client.get_object_tagging(**version)["TagSet"] if "ETag" in one else None
             found.append([settled(one), one["VersionId"] == "null", data, tags])
         return found
+
+    def unfinished(self, store: Served, bucket: str) -> object:
+        """The names of all unfinished uploads of a bucket."""
+        return sorted(
+            one["Key"] for one in store.clients["ann"].list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+        )
 
     def in_trash(self, store: Served, bucket: str) -> object:
         """What is in the trash of a bucket, in all cells of a wide one."""
@@ -640,6 +715,7 @@ def versions_of(client: Any, bucket: str, key: str = "") -> list[dict[str, Any]]
 def test_two_cells_answer_like_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_mover, "CLOSED_MS_MAX", DAY)  # however long a command stands still
     monkeypatch.setattr(bucket_mover, "CLOSED_NAMES_MAX", 200)
+    monkeypatch.setattr(multipart_operations, "PART_BYTES_MIN", 0)
     monkeypatch.setattr(http_server, "ACCESS_CACHE_MS", 0)  # so that no answer depends on how long a step takes
     with both(tmp_path) as found, standing_still():
 
