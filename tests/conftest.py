@@ -43,24 +43,12 @@ MEMORY_BYTES_MIN = 2 << 30
 GROUPS = ("ceph", "faults", "machine", "kafka", "sql", "stack", "programs")
 """The folders of tests/real. The tests of a folder share servers, and therefore a process. Tests on Ceph take longest,
 so they come first, in two groups of about the same length, each with a cluster."""
-GROUPS_AT_ONCE = 2
-"""How many of these begin at once. They wait until the servers are installed, while other processes do unit tests."""
 
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run in one process, one after the other. A test without servers is a group by itself."""
     folder = PurePath(nodeid.partition("::")[0]).parent
     return folder.name if folder.parent == PurePath("tests/real") else nodeid
-
-
-def place_of(nodeid: str) -> int:
-    """The place of a test in the order of several processes: some of the groups, unit tests, the other groups, and all
-    other tests."""
-    group = group_of(nodeid)
-    if group in GROUPS:
-        number = GROUPS.index(group)
-        return number if number < GROUPS_AT_ONCE else number + 1
-    return GROUPS_AT_ONCE if nodeid.startswith("tests/unit/") else len(GROUPS) + 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -121,7 +109,7 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that were not asked for, and cases that another day runs. Tests on real servers run last, because
-    the others fail sooner. With several processes they begin early, because they mostly wait while the others run."""
+    the others fail sooner. With several processes they come first, because they mostly wait while the others run."""
     if (wanted := config.getoption("--invariant")) is not None:
         left_out = [item for item in items if wanted not in numbers_of(item)]
     elif IS_WHOLE:
@@ -134,7 +122,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: place_of(item.nodeid))
+        rank = {group: number for number, group in enumerate(GROUPS)}
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(GROUPS)))
     else:
         items.sort(key=lambda item: item.get_closest_marker("real") is not None)
 

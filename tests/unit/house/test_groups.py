@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import GROUPS, compiled_once, group_of, place_of
+from tests.conftest import GROUPS, compiled_once, group_of
 
 REAL = Path(__file__).parents[2] / "real"
 
@@ -32,13 +32,6 @@ def test_tests_without_servers_go_to_any_free_worker() -> None:
     assert group_of("tests/real/sql/test_mysql_metadata.py::TestMySQL::test_it[a/b]") == "sql"
     assert group_of("tests/real/ceph/test_scrub.py::test_it") == "ceph"
     assert group_of("tests/unit/bench/test_bench.py::test_it") == "tests/unit/bench/test_bench.py::test_it"
-
-
-def test_unit_tests_run_while_servers_are_installed() -> None:
-    unit, contract = "tests/unit/core/test_ids.py::test_it", "tests/contract/test_power_cuts.py::test_it"
-    places = sorted([unit, contract, *(f"tests/real/{group}/test_it.py::test_it" for group in GROUPS)], key=place_of)
-    names = ["unit" if one == unit else "contract" if one == contract else group_of(one) for one in places]
-    assert names == ["ceph", "faults", "unit", "machine", "kafka", "sql", "stack", "programs", "contract"]
 
 
 def test_others_wait_while_the_first_process_compiles_the_tests(tmp_path: Path) -> None:
