@@ -68,8 +68,9 @@ MOVE_S_MAX = 180.0
 RESUME_S_MAX = {"kill primary": 30.0}
 """How long it may take after a strike until a PUT succeeds that began after it."""
 RUN_SHARE_MAX = 4
-"""A run continues until GC has moved and deleted something, for at most this many times its planned length: slow
-clients take a while to make holes."""
+"""A run continues until GC has moved and deleted something, and S3 clients have succeeded with all of S3_CALLS, for at
+most this many times its planned length: on a busy machine, clients take a while to do this."""
+S3_CALLS = frozenset(["put", "put batch", "delete", "read"])
 
 ARGUMENTS = {"producer": ("producer",), "consumer": ("consumer",), "gc": ("gc", "run", "--apply", "--loop")}
 
@@ -366,7 +367,8 @@ def _run_clients(run: Run, report: Report) -> Mapping[ObjectKey, History]:
             not clients.stopped.is_set() and (passed_s := time.monotonic() - start_s) < RUN_SHARE_MAX * report.seconds
         ):
             changing = changes.turn(passed_s)
-            if passed_s >= report.seconds and not changing and all(_collected(fleet)):
+            has_all = s3_totals.counts.keys() >= S3_CALLS
+            if passed_s >= report.seconds and not changing and has_all and all(_collected(fleet)):
                 break
             striker.turn()
             clients.stopped.wait(WAIT_S)
@@ -376,7 +378,7 @@ def _run_clients(run: Run, report: Report) -> Mapping[ObjectKey, History]:
     clients.stop(fleet.mend)
     report.clients = dict(sorted(totals.counts.items()))
     report.s3_clients = dict(sorted(s3_totals.counts.items()))
-    if not {"put", "put batch", "delete", "read"} <= report.s3_clients.keys():
+    if not report.s3_clients.keys() >= S3_CALLS:
         report.problems.append(f"S3 clients did little: {report.s3_clients}")
     report.strikes = striker.done
     _note_resumed(striker, [call for call in calls() if call.puts], report)
