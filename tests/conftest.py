@@ -61,7 +61,7 @@ def numbers_of(item: pytest.Item) -> set[int]:
 
 
 def is_in_turns(item: pytest.Item) -> bool:
-    """Whether the test is of a folder of which an eighth runs at a time."""
+    """Return whether the test is in a folder of which only an eighth runs each day."""
     return item.path.relative_to(item.config.rootpath).parts[:2] in (("tests", "service"), ("tests", "real"))
 
 

@@ -438,10 +438,11 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
     after, forgotten = "", list[DirectoryRow]()
     while page := directory.metadata.directory_page(after, _PAGE_BUCKETS):
         for listed in page:
-            if listed.home != cell and listed.moves:
-                _leave(system, listed)
-            elif _has_forgotten(system, listed):
-                forgotten.append(listed)
+            if _has_forgotten(system, listed):
+                if listed.home == cell:
+                    forgotten.append(listed)
+                else:
+                    _leave(system, listed)
             if listed.home == cell and not listed.is_deleted and _has_no_bucket(system, listed.bucket):
                 record_bucket(directory, system, listed.bucket)
         after = page[-1].bucket
@@ -456,10 +457,8 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
 def _leave(system: System, listed: DirectoryRow) -> None:
     """Make a cell know that a bucket was moved to another one. It has forgotten that if its database was lost, and
     rebuilt from a dump that began before the move."""
-    if _has_forgotten(system, listed):
-        known = system.metadata.move_row(listed.bucket)
-        gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, NO_MOVER, system.clock.now_ms())
-        system.metadata.set_move(gone, known)
+    gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, NO_MOVER, system.clock.now_ms())
+    system.metadata.set_move(gone, system.metadata.move_row(listed.bucket))
 
 
 def _has_no_bucket(system: System, bucket: str) -> bool:

@@ -342,10 +342,9 @@ def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow |
         return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
     if home is None or home.moves + 1 < row.number:
         return "nos-ec cells rebuild-directory"
-    arrives = row.state in (MoveState.ARRIVING, MoveState.REBUILT)
-    source, target = (row.other, cell) if arrives else (cell, row.other)
-    is_given_up = home is not None and home.home != target and (home.is_deleted or home.home != source)
-    return f"nos-ec cells move {row.bucket} --to {home.home if home is not None and is_given_up else target}"
+    source, target = (row.other, cell) if row.arrives else (cell, row.other)
+    is_given_up = home.home != target and (home.is_deleted or home.home != source)
+    return f"nos-ec cells move {row.bucket} --to {home.home if is_given_up else target}"
 
 
 def _home(settings: Settings, bucket: str) -> DirectoryRow:

@@ -18,8 +18,6 @@ STATE_TEXTS = {
     MoveState.HERE: "served by the new cell; the old one still has its documents",
 }
 """What the state of a move means for the users of the bucket."""
-_ARRIVES = (MoveState.ARRIVING, MoveState.REBUILT)
-"""The states in the cell that gets a bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +61,10 @@ def moving(by_cell: Mapping[str, CellMoves]) -> Sequence[Moving]:
     the oldest state before others."""
     stalled = {(cell, bucket) for cell, moves in by_cell.items() for bucket in moves.stalled}
     rows = [(cell, row) for cell, moves in by_cell.items() for row in moves.rows]
-    arriving = {(row.bucket, row.other, cell): row for cell, row in rows if row.state in _ARRIVES}
+    arriving = {(row.bucket, row.other, cell): row for cell, row in rows if row.arrives}
     found = []
     for cell, row in rows:
-        if row.state in _ARRIVES:
+        if row.arrives:
             continue
         arrives = arriving.pop((row.bucket, cell, row.other), None)
         state = row.state

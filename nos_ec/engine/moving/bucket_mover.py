@@ -233,7 +233,7 @@ class BucketMover:
         if known is not None and known.number == number:
             if known.state is MoveState.REBUILT:
                 known = self._bring_back(known, left)
-            if known.state in (MoveState.ARRIVING, MoveState.REBUILT):
+            if known.arrives:
                 self._open(known)
         if left is not None and left.state is MoveState.GONE:
             self._source.metadata.move_as(left)
@@ -255,7 +255,7 @@ class BucketMover:
         self._old_copies = old = OldCopies(self._source, self._target, bucket)
         kept = 0
         for mine, theirs in differing(self._source.metadata, self._target.metadata, bucket):
-            if old.has_all((mine or theirs).name, mine, theirs):  # type: ignore[union-attr]
+            if old.has_all(mine, theirs):
                 self._mend(bucket, mine, theirs)
             else:
                 kept += 1
@@ -470,8 +470,8 @@ class BucketMover:
         return differing_parts(parts_of(self._source.metadata, upload), parts_of(self._target.metadata, upload))
 
     def _differing_parts(self, of: str, names: Collection[str]) -> Iterator[list[PartPair]]:
-        """Of the uploads and parts with these names in the hidden bucket `of`, open the uploads in the target that are
-        OPEN in the source, and abort the others. Yield the parts that differ of each that is OPEN."""
+        """Look at the uploads to which these names of the hidden bucket `of` belong. Open each in the target that is
+        OPEN in the source, and abort the others there. Yield the parts that differ of each OPEN upload."""
         source, target = self._source.metadata, self._target.metadata
         changed: dict[UploadId, list[ObjectKey]] = {}
         for key in (ObjectKey(of, name) for name in sorted(names)):
@@ -687,9 +687,9 @@ def purge(
     tick: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Remove what a cell still has of a bucket that is in another cell, its home. `record` writes the record of the
-    cell. Returns how many versions and markers
-    were removed. Raises InvalidInput while the home has no dump of its metadata that began after the move: a rebuild
-    could otherwise lose delete markers, empty objects and changed attributes. Raises Conflict, Transient."""
+    cell. Returns how many versions and markers were removed. Raises InvalidInput while the home has no dump of its
+    metadata that began after the move: a rebuild could otherwise lose delete markers, empty objects and changed
+    attributes. Raises Conflict, Transient."""
     gone = side.metadata.move_row(bucket)
     here = home.metadata.move_row(bucket)
     if gone is None or gone.state is not MoveState.GONE:

@@ -44,13 +44,14 @@ class OldCopies:
         """Return whether a name can be made as it is in the old cell: the journal of the new cell does not have it,
         and the new cell has no version of it that the old one lacks, or has with another lock. Raises Transient."""
         old, new = (key_of(side.metadata, self._bucket, name) for side in (self._old, self._new))
-        return self.has_all(name, old, new)
+        return name not in self._changed and self.has_all(old, new)
 
-    def has_all(self, name: str, old: Key | None, new: Key | None) -> bool:
-        """Like `has`, for a name whose versions in both cells are these."""
+    def has_all(self, old: Key | None, new: Key | None) -> bool:
+        """Like `has`, for a name with these versions in the old and in the new cell, at least one of which has it."""
+        names = {key.name for key in (old, new) if key is not None}
         known = {_version(one) for one in (() if old is None else old.versions)}
         found = (_version(one) for one in (() if new is None else new.versions))
-        return name not in self._changed and all(one in known or one in self._trashed for one in found)
+        return names.isdisjoint(self._changed) and all(one in known or one in self._trashed for one in found)
 
 
 def _journal_of(side: CellSide) -> Iterator[JournalEntry]:

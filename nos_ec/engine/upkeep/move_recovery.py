@@ -146,15 +146,7 @@ class MoveRecovery:
         """Return whether the other cell serves a bucket that is GONE to it, or has moved it further. Then only the row
         of the bucket is left here, which a command removes."""
         there = self._others.moves_in(row.other).move_row(row.bucket)
-        return (
-            there is not None
-            and there.moves >= row.number
-            and there.state
-            not in (
-                MoveState.ARRIVING,
-                MoveState.REBUILT,
-            )
-        )
+        return there is not None and there.moves >= row.number and not there.arrives
 
     def _serve_moved(self, row: MoveRow) -> None:
         """Do what a mover does after the moment of the move, until this cell serves the bucket."""

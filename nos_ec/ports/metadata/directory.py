@@ -128,6 +128,11 @@ class MoveRow:
     since_ms: int
 
     @property
+    def arrives(self) -> bool:
+        """Return whether this cell gets the bucket, and does not serve it yet."""
+        return self.state in (MoveState.ARRIVING, MoveState.REBUILT)
+
+    @property
     def moves(self) -> int:
         """Return what `DirectoryRow.moves` is until the move is made."""
         return self.number - 1 if self.state in (MoveState.LEAVING, MoveState.CLOSED) else self.number

@@ -78,7 +78,7 @@ def _asks(node: ast.AST) -> bool:
 
 
 def methods_without_visible_change(what: str) -> bool:
-    """Whether a change is of the trash, of a lock, or of an upload or part, which a listing does not show."""
+    """Return whether a change concerns the trash, a lock, an upload or a part, which listings do not show."""
     return what in ("purge_trash", "record_puts of a lock") or "upload" in what or "part" in what
 
 

@@ -133,7 +133,7 @@ class Begun:
     ids: Sequence[str]
 
     def of(self, store: Served) -> dict[str, str]:
-        """What names it in requests to a store."""
+        """Return the parameters that identify the upload in requests to a store."""
         return {"Bucket": self.bucket, "Key": self.key, "UploadId": self.ids[store.cells is None]}
 
 
