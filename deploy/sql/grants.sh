@@ -57,7 +57,7 @@ producer  waiting            UPDATE (state, due_ms, published_ms, is_spread)
 consumer  blocks             INSERT, UPDATE, DELETE
 consumer  changed_names      DELETE
 consumer  counters           UPDATE (value)
-consumer  directory          UPDATE (home, moves)
+consumer  directory          UPDATE (home, moves, slices)
 consumer  landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 consumer  landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE
 consumer  leases             INSERT, UPDATE (expires_ms), DELETE
@@ -70,7 +70,7 @@ consumer  waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 gc        blocks             INSERT, UPDATE, DELETE
 gc        changed_names      INSERT, DELETE
 gc        counters           UPDATE (value)
-gc        directory          UPDATE (home, moves)
+gc        directory          UPDATE (home, moves, slices)
 gc        journal            INSERT, DELETE
 gc        landing_deletions  INSERT, UPDATE (landing_id, doomed, not_before_ms), DELETE
 gc        landing_segments   INSERT, UPDATE (state, sealed_ms, end_bytes, records), DELETE

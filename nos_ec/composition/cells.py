@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from math import gcd
 from random import Random
@@ -33,11 +34,10 @@ from nos_ec.ports.metadata import (
     BucketRow,
     BucketState,
     DirectoryRow,
-    DocumentKind,
     MoveRow,
     MoveState,
 )
-from nos_ec.ports.metadata.directory import SLICES_MAX, decode_slices
+from nos_ec.ports.metadata.directory import SLICES_MAX, decode_slices, places_of
 from nos_ec.settings import Settings
 
 OPEN_WAIT_S = 10.0
@@ -233,7 +233,7 @@ class Cells:
         row = self.claim(bucket, owner, slices=slices)
         if row.slices != tuple(slices):
             where = f"the slices {','.join(row.slices)}" if row.slices else f"the home {row.home}"
-            raise InvalidInput(f"the name {bucket} has {where} for good, even after a deletion; choose another name")
+            raise InvalidInput(f"the name {bucket} has {where}, even after a deletion; choose another name")
         return row
 
     def state_of(self, row: DirectoryRow) -> BucketState:
@@ -288,10 +288,12 @@ class Cells:
         return sorted(found, key=str.encode)[:limit]
 
     def _has_object(self, bucket: str) -> bool:
-        """Return whether a bucket that was moved has an object in its home, or is not served there yet."""
+        """Return whether a bucket that was moved has an object in its cells, or is not served there yet."""
         home = self.directory.metadata.directory_row(bucket)
         try:
-            return home is not None and bool(self.system(home.home).metadata.list_names(bucket, "", "", 1))
+            return home is not None and any(
+                self.system(cell).metadata.list_names(bucket, "", "", 1) for cell in home.cells
+            )
         except Moved:
             return True
 
@@ -335,7 +337,7 @@ def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRo
     for _ in range(_RECORD_TRIES):
         place = system.metadata.move_row(bucket)
         if place is not None and place.state in _ELSEWHERE:
-            return _record_elsewhere(directory, place)
+            return _record_elsewhere(directory, system, place)
         moves = 0 if place is None else place.moves
         row, slices = system.metadata.bucket(bucket), _slices_in(system, bucket)
         known = None
@@ -343,15 +345,18 @@ def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRo
             known = directory.metadata.directory_row(bucket)
             if known is None and row is None:
                 return None
-            if known is not None and cell in known.slices[1:]:
+            if known is not None and known.slices and cell in known.cells[1:]:
                 return known
         if row is not None:
             home = slices[0] if slices else cell
-            found = DirectoryRow(bucket, home, row.owner, row.created_ms, slices=slices, moves=moves)
+            found = DirectoryRow(bucket, home, row.owner, row.created_ms, moves=moves)
+            if slices:  # a cell knows only of its own slices how often they were moved
+                found = found.with_slices([(one, moves if one == cell else 0) for one in slices])
         else:
             assert known is not None
-            kept = known.slices if known.home == cell else ()
-            found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True, slices=kept, moves=moves)
+            found = DirectoryRow(bucket, cell, known.owner, known.created_ms, is_deleted=True, moves=moves)
+            if known.slices and known.home == cell:
+                found = found.with_slices(known.counted_slices)
         if found == written:
             return recorded
         recorded = directory.metadata.record_in_directory(found)
@@ -367,18 +372,31 @@ def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRo
 
 def _slices_in(system: System, bucket: str) -> tuple[str, ...]:
     """Return the slices of a wide bucket as a cell knows them; none for another bucket."""
-    mark = system.metadata.bucket_document(bucket, DocumentKind.WIDE)
+    _, mark = system.metadata.unserved_bucket(bucket)
     return () if mark is None else decode_slices(mark)
 
 
-def _record_elsewhere(directory: System, place: MoveRow) -> DirectoryRow | None:
-    """Make the directory say of a bucket that was moved away where it is, unless the directory knows of that move or of
-    a later one. Otherwise its name could be given away while the other cell cannot be reached."""
-    known = directory.metadata.directory_row(place.bucket)
-    if place.state is not MoveState.GONE or (known is not None and known.moves >= place.number):
+def _record_elsewhere(directory: System, system: System, place: MoveRow) -> DirectoryRow | None:
+    """Make the directory say of a bucket that was moved away from a cell where it is, unless the directory knows of
+    that move or of a later one. Otherwise its name could be given away while the other cell cannot be reached. The mark
+    of a wide bucket says which slices were moved; without it, nothing is known of them."""
+    known, cell = directory.metadata.directory_row(place.bucket), cell_of(system)
+    if place.state is not MoveState.GONE:
         return known
-    owner, created_ms = (ROOT_ACCOUNT, 0) if known is None else (known.owner, known.created_ms)
-    found = DirectoryRow(place.bucket, place.other, owner, created_ms, moves=place.number)
+    row, mark = system.metadata.unserved_bucket(place.bucket)
+    slices = () if mark is None else decode_slices(mark)
+    owner, created_ms = (ROOT_ACCOUNT, 0) if row is None else (row.owner, row.created_ms)
+    found = known or DirectoryRow(place.bucket, place.other, owner, created_ms)
+    if slices and not found.slices:
+        found = found.with_slices([(one, 0) for one in slices])
+    if found.slices:
+        if found is known and (not slices or cell not in known.cells or known.moves_of(cell) >= place.number):
+            return known
+        found = found.moved(cell, place.other, place.number)
+    elif known is not None and known.moves >= place.number:
+        return known
+    else:
+        found = replace(found, home=place.other, moves=place.number)
     return directory.metadata.record_in_directory(found)
 
 
@@ -416,12 +434,14 @@ def begin_entering(directory: System, cells: Collection[str]) -> None:
     _note(directory, {name: _INCOMPLETE + known for name, known in known_cells(directory).items() if name in cells})
 
 
-def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow]) -> list[DirectoryRow]:
+def enter_buckets(
+    directory: System, system: System, buckets: Iterable[BucketRow], *, is_new: bool = False
+) -> list[DirectoryRow]:
     """Enter all buckets of a cell into the directory, which then knows the cell, and mark in the cell which were moved
     away, and which were moved to it and must be completed from their old copies. Enter a cell whose database was
-    rebuilt after the others: they may know which buckets were moved to it. Returns the rows of the buckets that have
-    another home, where they stay. May be repeated after any error. Raises what `require_same_store` raises,
-    Transient."""
+    rebuilt after the others: they may know which buckets were moved to it. A cell that is new has never had any.
+    Returns the rows of the buckets that have another home, where they stay. May be repeated after any error. Raises
+    what `require_same_store` raises, Transient."""
     cell = cell_of(system)
     require_same_store(directory, system)
     elsewhere: list[DirectoryRow] = []
@@ -433,16 +453,17 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
     while places := system.metadata.move_rows(after, _PAGE_BUCKETS):
         for place in places:
             if place.state in _ELSEWHERE:
-                _record_elsewhere(directory, place)
+                _record_elsewhere(directory, system, place)
         after = places[-1].bucket
     after, forgotten = "", list[DirectoryRow]()
+    may_have_lost = is_rebuilt(system) and not is_new
     while page := directory.metadata.directory_page(after, _PAGE_BUCKETS):
         for listed in page:
-            if _has_forgotten(system, listed):
-                if listed.home == cell:
+            if (last := _forgotten_move(system, listed, may_have_lost=may_have_lost)) is not None:
+                if last.other == cell:
                     forgotten.append(listed)
                 else:
-                    _leave(system, listed)
+                    system.metadata.set_move(last, system.metadata.move_row(listed.bucket))
             if listed.home == cell and not listed.is_deleted and _has_no_bucket(system, listed.bucket):
                 record_bucket(directory, system, listed.bucket)
         after = page[-1].bucket
@@ -454,23 +475,27 @@ def enter_buckets(directory: System, system: System, buckets: Iterable[BucketRow
     return elsewhere
 
 
-def _leave(system: System, listed: DirectoryRow) -> None:
-    """Make a cell know that a bucket was moved to another one. It has forgotten that if its database was lost, and
-    rebuilt from a dump that began before the move."""
-    gone = MoveRow(listed.bucket, MoveState.GONE, listed.home, listed.moves, NO_MOVER, system.clock.now_ms())
-    system.metadata.set_move(gone, system.metadata.move_row(listed.bucket))
-
-
 def _has_no_bucket(system: System, bucket: str) -> bool:
     """Return whether a cell does not have a bucket, although it serves its name."""
     place = system.metadata.move_row(bucket)
     return (place is None or place.state not in _ELSEWHERE) and system.metadata.bucket(bucket) is None
 
 
-def _has_forgotten(system: System, listed: DirectoryRow) -> bool:
-    """Return whether a cell does not know of the last move of a bucket, because its database was lost."""
-    known = system.metadata.move_row(listed.bucket)
-    return listed.moves > (0 if known is None else known.moves)
+def _forgotten_move(system: System, listed: DirectoryRow, *, may_have_lost: bool) -> MoveRow | None:
+    """Return the row GONE for the last move, by the directory, of what a cell has or had of a bucket, if the cell does
+    not know of that move; its `other` may be the cell itself. A cell forgets a move if its database was lost, and
+    rebuilt from a dump that began before."""
+    cell, known = cell_of(system), system.metadata.move_row(listed.bucket)
+    to, number = cell if cell in listed.cells else listed.home, listed.moves_of(cell)
+    if listed.slices and cell not in listed.cells:
+        if had := places_of(cell, _slices_in(system, listed.bucket)):
+            to, number = listed.counted_slices[had[0]]
+        elif known is not None or not may_have_lost:
+            return None
+        # Otherwise it may have had slices, and it is not known any more which.
+    if number <= (0 if known is None else known.moves):
+        return None
+    return MoveRow(listed.bucket, MoveState.GONE, to, number, NO_MOVER, system.clock.now_ms())
 
 
 def _arrive_again(system: System, forgotten: Collection[DirectoryRow]) -> None:
@@ -486,11 +511,12 @@ def _arrive_again(system: System, forgotten: Collection[DirectoryRow]) -> None:
             with open_system(whole.of_cell(name)) as other:
                 for bucket, listed in list(rest.items()):
                     left = other.metadata.move_row(bucket)
-                    if left is None or (left.state, left.other, left.number) != (MoveState.GONE, cell, listed.moves):
+                    number = listed.moves_of(cell)
+                    if left is None or (left.state, left.other, left.number) != (MoveState.GONE, cell, number):
                         continue
                     other.metadata.move_as(left)  # reads what there is
                     state = MoveState.REBUILT if has_copies(other.metadata, bucket) else MoveState.HERE
-                    row = MoveRow(bucket, state, name, listed.moves, NO_MOVER, system.clock.now_ms())
+                    row = MoveRow(bucket, state, name, number, NO_MOVER, system.clock.now_ms())
                     system.metadata.set_move(row, system.metadata.move_row(bucket))
                     del rest[bucket]
         except NosError as error:

@@ -33,7 +33,8 @@ NEW_METADATA = (
 
 def open_other_cell(settings: Settings, own: Notes) -> Metadata:
     """Open the metadata of another cell for a process of the cell that has `own`, which reads there and changes
-    nothing but the homes in the directory. A read-only server, whose data may be old, is refused. Raises ConfigError
+    nothing but the places in the directory. It does not find the documents of a bucket that was moved away. A read-only
+    server, whose data may be old, is refused. Raises ConfigError
     unless it is the cell of that name of the same store, also if its database was rebuilt and the directory has not
     been told, and Transient."""
     with settings_named(settings.store.url_setting):
@@ -48,6 +49,7 @@ def open_other_cell(settings: Settings, own: Notes) -> Metadata:
     except BaseException:
         opened.close()
         raise
+    opened.obey_moves(lambda _: None)
     return opened
 
 

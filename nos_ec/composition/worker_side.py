@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
-from functools import partial
 from time import perf_counter
 
 from nos_ec.composition.adapters import Adapters
@@ -104,13 +103,10 @@ class WorkerSide:
 
     def move_recovery(self) -> MoveRecovery:
         """Return what makes this cell serve buckets whose movers have died."""
-        adapters, whole = self._adapters, self._adapters.settings.whole
-        cell, home = adapters.settings.cell, whole.store.directory
+        adapters, cell = self._adapters, self._adapters.settings.cell
         assert cell is not None, "a store without cells has no moves"
-        assert home is not None
-        metadata, others = adapters.metadata, self._other_cells()
-        directory = (lambda: metadata) if home == cell else partial(others.metadata_of, home)
-        return MoveRecovery(metadata, adapters.clock, MoveCells(cell, others.metadata_of, directory))
+        others = self._other_cells()
+        return MoveRecovery(adapters.metadata, adapters.clock, MoveCells(cell, others.metadata_of, others.directory))
 
     def _other_cells(self) -> _OtherCells:
         opened = _OtherCells(self._adapters)
@@ -131,7 +127,8 @@ class WorkerSide:
         adapters, cell = self._adapters, self._adapters.settings.cell
         others = None
         if cell is not None:
-            others = OtherCells(cell, self._other_cells().metadata_of)
+            opened = self._other_cells()
+            others = OtherCells(cell, opened.metadata_of, opened.directory)
         return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, adapters.settings.trash.keep_ms, others)
 
     def publisher(self) -> MessagePublisher:
@@ -177,6 +174,12 @@ class _OtherCells:
             self._failed[cell] = why, now_ms + OTHER_CELL_WAIT_MS
             raise Transient(why) from error
         return self._opened.setdefault(cell, opened)
+
+    def directory(self) -> Metadata:
+        """Return the metadata of the cell with the directory. Raises Transient."""
+        adapters, home = self._adapters, self._adapters.settings.whole.store.directory
+        assert home is not None
+        return adapters.metadata if home == adapters.settings.cell else self.metadata_of(home)
 
     def close(self) -> None:
         """Close what was opened."""

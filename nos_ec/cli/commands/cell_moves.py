@@ -52,15 +52,23 @@ def move(
     ctx: typer.Context,
     bucket: Bucket,
     to: Annotated[str, typer.Option("--to", metavar="CELL", help="The cell that gets it. Its own cell: give up.")],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="CELL",
+            help="The cell whose slices of a wide bucket are moved. Other buckets are in one cell.",
+        ),
+    ] = None,
     bytes_per_s: BytesPerS = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move a bucket to another cell, or continue a move that was interrupted."""
+    """Move a bucket, or what a cell has of a wide bucket, to another cell, or continue a move that was interrupted."""
     settings = whole_store(context(ctx).settings())
     rate = _rate(bytes_per_s)
     interrupt_on_sigterm()
     _require_cell(settings, to)
-    done = _move(settings, bucket, to, rate)
+    done = _move(settings, bucket, to, rate, source)
     emit({"moved": _moved(bucket, to, done)}, as_json, lambda: _print_moved(bucket, to, done))
 
 
@@ -101,7 +109,7 @@ def drain(
             target, why = _target_of(settings, bucket, cell, targets)
             if not as_json:
                 out.print(f"moving bucket {bucket} to cell {target}: {why}", markup=False)
-            done = _move(settings, bucket, target, rate)
+            done = _move(settings, bucket, target, rate, cell)
         except NosError as error:
             codes.append(exit_code(error))
             not_moved.append({"bucket": bucket, "error": type(error).__name__, "message": str(error)})
@@ -175,15 +183,15 @@ def purge(
     settings = whole_store(context(ctx).settings())
     _require_cell(settings, cell)
     interrupt_on_sigterm()
-    home = _home(settings, bucket).home  # a deleted bucket may have old copies, too
-    if home == cell:
+    home = _home(settings, bucket)  # a deleted bucket may have old copies, too
+    if cell in home.cells:
         raise InvalidInput(f"bucket {bucket} is in cell {cell}; give the cell from which it was moved")
-    with _opened(settings, cell) as side, _opened(settings, home) as other, progress() as bar:
+    with _opened(settings, cell) as side, ExitStack() as stack, progress() as bar:
         task = bar.add_task(f"purge {bucket}", total=None)
         count = bucket_mover.purge(
             side.client.moving(),
-            other.client.moving(),
-            bucket,
+            [stack.enter_context(_opened(settings, name)).client.moving() for name in home.cells],
+            home,
             side.client.access_records().record,
             lambda done: bar.update(task, completed=done),
         )
@@ -191,28 +199,39 @@ def purge(
     emit({"purged": {"bucket": bucket, "cell": cell, "versions": count}}, as_json, lambda: out.print(f"{what} deleted"))
 
 
-def _move(settings: Settings, bucket: str, to: str, bytes_per_s: int) -> Progress:
+def _move(settings: Settings, bucket: str, to: str, bytes_per_s: int, source: str | None = None) -> Progress:
     number = int.from_bytes(os.urandom(_MOVER_BYTES))
     row = _home(settings, bucket)
-    bucket_mover.require_one_cell(row)
     with ExitStack() as stack:
         directory = stack.enter_context(open_directory(settings))
-        if row.home == to:
-            return _complete_or_give_up(settings, stack, directory, row, number, bytes_per_s)
+        if to in row.cells and source in (None, to):
+            return _complete_or_give_up(settings, stack, directory, row, to, number, bytes_per_s)
         if row.is_deleted:
             raise NotFound(f"there is no bucket {bucket}")
-        source, target = (stack.enter_context(_opened(settings, name, directory)) for name in (row.home, to))
-        return _run(directory, source, target, bucket, number, bytes_per_s)
+        names = _source_of(row, source), to
+        here, there = (stack.enter_context(_opened(settings, name, directory)) for name in names)
+        return _run(directory, here, there, bucket, number, bytes_per_s)
+
+
+def _source_of(row: DirectoryRow, source: str | None) -> str:
+    """Return the cell from which a bucket is moved. Raises InvalidInput if that is not clear, or if the bucket has
+    nothing there."""
+    if source is None and row.slices:
+        raise InvalidInput(
+            f"bucket {row.bucket} is wide; name the cell whose slices are moved with --from: {', '.join(row.cells)}"
+        )
+    if source is not None and source not in row.cells:
+        raise InvalidInput(f"bucket {row.bucket} has nothing in cell {source}; it is in {', '.join(row.cells)}")
+    return source or row.home
 
 
 def _target_of(settings: Settings, bucket: str, cell: str, targets: Sequence[str]) -> tuple[str, str]:
     """Return the cell to which a bucket of `cell` is moved, and why: the one to which an earlier command began to move
-    it, or one of `targets`. Raises InvalidInput for a wide bucket, Conflict or Transient if none may take it."""
+    it, or one of `targets`. Raises Conflict or Transient if none may take it."""
     with open_directory(settings) as directory, _opened(settings, cell, directory) as source:
         home = directory.metadata.directory_row(bucket)
         if home is None or cell not in home.cells:
             raise Conflict(f"bucket {bucket} was moved from cell {cell} meanwhile")
-        bucket_mover.require_one_cell(home)
         begun = _begun_to(settings, source, bucket, targets)
         if begun is not None:
             return begun, "an earlier command has begun to move it there"
@@ -223,7 +242,7 @@ def _target_of(settings: Settings, bucket: str, cell: str, targets: Sequence[str
         for name in targets:
             try:
                 with _opened(settings, name, directory) as target:
-                    bucket_mover.require_takes(target.client.moving(), cell, bucket, home.moves + 1)
+                    bucket_mover.require_takes(target.client.moving(), cell, home)
                     rooms.append(_room_of(target, name, size))
             except NosError as error:
                 failures[name] = error
@@ -264,11 +283,17 @@ def _begun_to(settings: Settings, source: System, bucket: str, targets: Sequence
 
 
 def _complete_or_give_up(
-    settings: Settings, stack: ExitStack, directory: System, home: DirectoryRow, number: int, bytes_per_s: int
+    settings: Settings,
+    stack: ExitStack,
+    directory: System,
+    home: DirectoryRow,
+    to: str,
+    number: int,
+    bytes_per_s: int,
 ) -> Progress:
-    """Complete the move to the home of a bucket, and give up all moves away from it. Raises NotFound or InvalidInput if
+    """Complete the move to a cell of a bucket, and give up all moves away from it. Raises NotFound or InvalidInput if
     there is none, and what `cancel` raises."""
-    bucket, to = home.bucket, home.home
+    bucket = home.bucket
     here = stack.enter_context(_opened(settings, to, directory))
     row = here.metadata.move_row(bucket)
     done, leaves_to = Progress(), None
@@ -281,7 +306,7 @@ def _complete_or_give_up(
     for name in sorted(settings.cells.keys() - {to}, key=lambda name: name != leaves_to):
         try:
             with _opened(settings, name, directory) as other:
-                if name == leaves_to or bucket_mover.is_arriving(other.metadata.move_row(bucket)):
+                if name == leaves_to or _arrives_from(other.metadata.move_row(bucket), to, home):
                     record = other.client.access_records().record
                     bucket_mover.cancel(here.client.moving(), other.client.moving(), bucket, number, record)
                     given_up += 1
@@ -294,6 +319,12 @@ def _complete_or_give_up(
             raise NotFound(f"there is no bucket {bucket}")
         raise InvalidInput(f"bucket {bucket} is in cell {to} already")
     return done
+
+
+def _arrives_from(row: MoveRow | None, cell: str, home: DirectoryRow) -> bool:
+    """Return whether the row of another cell is that of a move from `cell`, or from one that has nothing of the bucket
+    any more."""
+    return row is not None and bucket_mover.is_arriving(row) and (row.other == cell or row.other not in home.cells)
 
 
 def _run(directory: System, source: System, target: System, bucket: str, number: int, bytes_per_s: int) -> Progress:
@@ -340,11 +371,14 @@ def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow |
     given up. If the directory does not know the bucket, or a move that was made, it must be rebuilt before."""
     if not is_stalled:
         return f"nos-ec cells purge {row.bucket} --from {cell}" if row.state is MoveState.GONE else ""
-    if home is None or home.moves + 1 < row.number:
-        return "nos-ec cells rebuild-directory"
     source, target = (row.other, cell) if row.arrives else (cell, row.other)
-    is_given_up = home.home != target and (home.is_deleted or home.home != source)
-    return f"nos-ec cells move {row.bucket} --to {home.home if is_given_up else target}"
+    if home is None or home.moves_of(source if source in home.cells else target) + 1 < row.number:
+        return "nos-ec cells rebuild-directory"
+    if target in home.cells:
+        return f"nos-ec cells move {row.bucket} --to {target}"
+    if home.is_deleted or source not in home.cells:
+        return f"nos-ec cells move {row.bucket} --to {home.home}"
+    return f"nos-ec cells move {row.bucket} --to {target}" + (f" --from {source}" if home.slices else "")
 
 
 def _home(settings: Settings, bucket: str) -> DirectoryRow:

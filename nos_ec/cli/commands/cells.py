@@ -20,6 +20,7 @@ from nos_ec.composition.cells import (
     enter_buckets,
     entered_cells,
     is_rebuilt,
+    known_cells,
     open_cells,
     require_same_store,
     slices_by_weight,
@@ -100,8 +101,9 @@ def create_wide(
 ) -> None:
     """Create a bucket whose objects lie in several cells, by their names.
 
-    Its slices never change, not even if it is deleted and created again, so choose all cells that it will ever need. Do
-    nothing if its owner already has it. Notifications cannot be set for it (docs/CELLS.md).
+    The number of its slices never changes, not even if it is deleted and created again, and what a cell has of it moves
+    only as a whole, so choose enough cells. Do nothing if its owner already has it. Notifications cannot be set for it
+    (docs/CELLS.md).
     """
     settings = whole_store(context(ctx).settings())
     require_account(owner)
@@ -137,7 +139,8 @@ def enter_cell(settings: Settings, name: str) -> None:
             with open_system(settings.of_cell(name)) as system:
                 require_same_store(directory, system)
             return
-        _, elsewhere = _fill(settings, directory, name)
+        known = known_cells(directory)
+        _, elsewhere = _fill(settings, directory, name, is_new=bool(known) and name not in known)
     for row in elsewhere:
         err.print(_not_served(name, row), markup=False)
 
@@ -186,7 +189,7 @@ def _not_served(cell: str, row: DirectoryRow) -> str:
     return f"bucket {row.bucket} of cell {cell} is not served: its home is {row.home}"
 
 
-def _fill(settings: Settings, directory: System, name: str) -> tuple[int, list[DirectoryRow]]:
+def _fill(settings: Settings, directory: System, name: str, *, is_new: bool = False) -> tuple[int, list[DirectoryRow]]:
     with ExitStack() as stack:
         is_directory = name == cell_of(directory)
         system = directory if is_directory else stack.enter_context(open_system(settings.of_cell(name)))
@@ -199,5 +202,5 @@ def _fill(settings: Settings, directory: System, name: str) -> tuple[int, list[D
                 count += 1
                 yield row
 
-        elsewhere = enter_buckets(directory, system, buckets())
+        elsewhere = enter_buckets(directory, system, buckets(), is_new=is_new)
         return count, elsewhere

@@ -14,8 +14,8 @@ import structlog
 
 from nos_ec.core.errors import Conflict, NosError
 from nos_ec.core.expiry import ExpiryRule, decode_rules
-from nos_ec.ports.metadata import Buckets, BucketState, DocumentKind
-from nos_ec.ports.metadata.directory import decode_slices
+from nos_ec.ports.metadata import Buckets, BucketState, Directory, DocumentKind
+from nos_ec.ports.metadata.directory import decode_slices, places_of
 
 BUCKETS_PAGE = 20
 
@@ -23,16 +23,19 @@ _log = structlog.get_logger(__name__)
 
 
 class OtherCells(NamedTuple):
-    """The cells of a store, as `cell` sees them. `documents_in` returns the documents in another cell, and raises
-    NosError while they cannot be read."""
+    """The cells of a store, as `cell` sees them. `documents_in` returns the documents in another cell, which raise
+    Moved if the bucket is not served there; `directory` returns the directory. Both raise NosError while that cell
+    cannot be read."""
 
     cell: str
     documents_in: Callable[[str], BucketState]
+    directory: Callable[[], Directory]
 
 
 class RuledBucket(NamedTuple):
     """A bucket that may have rules. `body` has those that are in this cell, if there are any. `mark` is None, except
-    for a wide bucket whose rules are in another cell: its document WIDE."""
+    for a wide bucket whose rules are in another cell: its document WIDE. Slices of other cells may have been moved
+    since it was written."""
 
     name: str
     body: bytes | None
@@ -80,15 +83,15 @@ class LifecycleRules:
         bucket as the same one, and NosError while that cell cannot be asked."""
         if bucket.mark is None or self._others is None:
             return FoundRules(() if bucket.body is None else decode_rules(bucket.body), self._metadata)
-        first = decode_slices(bucket.mark)[0]
-        documents = self._others.documents_in(first)
-        found = documents.bucket_documents(bucket.name, [DocumentKind.LIFECYCLE, DocumentKind.WIDE])
-        body = found.get(DocumentKind.LIFECYCLE)
-        if body is None:
-            return FoundRules((), documents)
-        if found.get(DocumentKind.WIDE) != bucket.mark:
-            raise Conflict(f"cell {first} does not have the bucket with the same slices as this cell")
-        return FoundRules(decode_rules(body), documents)
+        place = self._others.directory().directory_row(bucket.name)
+        if place is not None and self._others.cell not in place.cells:
+            return FoundRules((), self._metadata)  # it was moved away
+        slices = decode_slices(bucket.mark)
+        if place is None or places_of(self._others.cell, place.slices) != places_of(self._others.cell, slices):
+            raise Conflict("the directory does not have the bucket with the same slices as this cell")
+        documents = self._others.documents_in(place.home)
+        body = documents.bucket_document(bucket.name, DocumentKind.LIFECYCLE)
+        return FoundRules(() if body is None else decode_rules(body), documents)
 
     def __iter__(self) -> Iterator[tuple[str, Sequence[ExpiryRule] | None]]:
         """Yield all buckets with rules, and their rules; None for rules that cannot be read, or not now. Raises

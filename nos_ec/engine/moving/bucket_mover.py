@@ -16,6 +16,9 @@ again continues. Meanwhile, if the mover died before step 4, the daemons of the 
 again, and if it died after that, those of the target do what step 5 says (`upkeep/move_recovery.py`). So at no time do
 two cells change, or let users read, the same bucket.
 
+Of a wide bucket, a move takes all slices that the source has, and nothing else (docs/adr/0071). In both cells it looks
+like a whole bucket.
+
 If the database of the target is lost after step 4, and no dump has the move, the target is REBUILT. Moving the bucket
 again then brings back from the old copies what the rebuild could not find (docs/adr/0076).
 """
@@ -55,6 +58,7 @@ from nos_ec.ports.clock import waits
 from nos_ec.ports.metadata import (
     AccessOf,
     BucketRecord,
+    BucketRow,
     ChangedName,
     Directory,
     DirectoryRow,
@@ -66,6 +70,7 @@ from nos_ec.ports.metadata import (
     UploadRow,
     UploadState,
 )
+from nos_ec.ports.metadata.directory import SLICES_BYTES_MAX, decode_slices, encode_slices, places_of
 
 PASSES_MAX = 10
 """How often the changed names are compared before the source is closed, if very many change meanwhile."""
@@ -105,7 +110,8 @@ class _ServedAgain(Conflict):
 
 
 class BucketMover:
-    """Moves one bucket once. Belongs to one thread. The metadata of both cells must be opened for this mover alone."""
+    """Moves one bucket, or the slices of a wide one in a cell, once. Belongs to one thread. The metadata of both cells
+    must be opened for this mover alone."""
 
     def __init__(
         self,
@@ -129,9 +135,9 @@ class BucketMover:
         self.progress = Progress()
 
     def move(self, bucket: str, record_target: RecordAccess, record_source: RecordAccess) -> Progress:
-        """Move a bucket, or continue an earlier move of it to the same target. Raises NotFound (no such bucket),
-        InvalidInput (it cannot be moved, or is being moved elsewhere), Conflict (another process has taken over, or
-        changed it), Corrupt, Transient, NoSpace. Until it is GONE from the source, the source serves it.
+        """Move what the source has of a bucket, or continue an earlier move of it to the same target. Raises NotFound
+        (no such bucket), InvalidInput (it cannot be moved, or is being moved elsewhere), Conflict (another process has
+        taken over, or changed it), Corrupt, Transient, NoSpace. Until it is GONE from the source, the source serves it.
 
         If this process was taken for dead, because a daemon lets the bucket take changes again or the target has fenced
         the lease of a large copy, it begins again, up to TRIES_MAX times in all."""
@@ -150,10 +156,10 @@ class BucketMover:
         self._copier = VersionCopier(self._source, self._target, self._spend)
         self.progress.step = "copy"
         home = self._home(bucket)
-        if home.home == self._target.name:
-            self._complete(bucket, home.moves, record_source)
+        if self._target.name in home.cells:
+            self._complete(bucket, home.moves_of(self._target.name), record_source)
             return self.progress
-        number = home.moves + 1
+        number = home.moves_of(self._source.name) + 1
         left = self._source.metadata.move_row(bucket)
         if left is not None and left.state is MoveState.REBUILT:
             raise InvalidInput(
@@ -166,13 +172,13 @@ class BucketMover:
             raise Conflict(
                 f"the directory does not know the move of bucket {bucket}; run `nos-ec cells rebuild-directory`"
             )
-        arriving = self._arrive(bucket, number)
+        arriving = self._arrive(bucket, number, home)
         if left is None or left.state is not MoveState.GONE:
             left = self._set_source(MoveState.LEAVING, bucket, number, left)
             kill_point("moving.leaving")
-            self._copy(bucket, left, record_target)
+            self._copy(home, left, record_target)
         kill_point("moving.gone")
-        self._directory.move_home(bucket, self._target.name, number)
+        self._directory.move_home(bucket, self._source.name, self._target.name, number)
         kill_point("moving.home_changed")
         self._open(arriving)
         self._complete(bucket, number, record_source)
@@ -181,11 +187,12 @@ class BucketMover:
     def _home(self, bucket: str) -> DirectoryRow:
         home = self._directory.directory_row(bucket)
         # A bucket may be deleted after its move, which is then completed all the same.
-        if home is None or (home.is_deleted and home.home != self._target.name):
+        if home is None or (home.is_deleted and self._target.name not in home.cells):
             raise NotFound(f"there is no bucket {bucket}")
-        require_one_cell(home)
-        if home.home not in (self._source.name, self._target.name):
+        if not {self._source.name, self._target.name} & set(home.cells):
             raise Conflict(f"bucket {bucket} was moved to cell {home.home} meanwhile")
+        if self._source.name in home.cells:
+            _require_no_slices(self._target, home)
         return home
 
     # --- states -----------------------------------------------------------------------------------
@@ -213,13 +220,17 @@ class BucketMover:
     def _set_source(self, state: MoveState, bucket: str, number: int, known: MoveRow | None) -> MoveRow:
         return self._set(self._source, state, self._target, number, known, bucket)
 
-    def _arrive(self, bucket: str, number: int) -> MoveRow:
+    def _arrive(self, bucket: str, number: int, home: DirectoryRow) -> MoveRow:
         """Make the target ARRIVING, and this its only mover."""
         target = self._target
-        known = require_takes(target, self._source.name, bucket, number)
+        known = require_takes(target, self._source.name, home)
         row = self._set(target, MoveState.ARRIVING, self._source, number, known, bucket)
         target.metadata.move_as(row)
         kill_point("moving.arriving")
+        if home.slices:
+            # If the move is given up, the mark says later which slices this cell was about to get.
+            target.metadata.restore_buckets([BucketRecord(_row_of(home), {}, self._mark_of(home))])
+            kill_point("moving.marked")
         return row
 
     def _open(self, arriving: MoveRow) -> None:
@@ -270,13 +281,14 @@ class BucketMover:
         return row
 
     # --- copying ----------------------------------------------------------------------------------
-    def _copy(self, bucket: str, left: MoveRow, record_target: RecordAccess) -> None:
+    def _copy(self, home: DirectoryRow, left: MoveRow, record_target: RecordAccess) -> None:
         """Copy everything until the source is GONE. After an error, or when the command is interrupted by a signal, the
         source serves the bucket as before."""
+        bucket = home.bucket
         try:
             self._copy_all(bucket)
             left = self._close(bucket, left)
-            self._copy_bucket(bucket, record_target)
+            self._copy_bucket(home, record_target)
         except (Exception, KeyboardInterrupt):
             self._serve_again(bucket, left.number)
             raise
@@ -591,18 +603,26 @@ class BucketMover:
         if self._closed_ms is None:
             self._limit.spend(size, Event())
 
-    def _copy_bucket(self, bucket: str, record_target: RecordAccess) -> None:
-        """Copy the bucket's row, documents and grants."""
-        source, target = self._source.metadata, self._target.metadata
+    def _copy_bucket(self, home: DirectoryRow, record_target: RecordAccess) -> None:
+        """Copy the bucket's row, documents and grants. The other cells of a wide bucket have no copies of its row that
+        anything depends on, so there it may be missing."""
+        source, target, bucket = self._source.metadata, self._target.metadata, home.bucket
         row = source.bucket(bucket)
+        if row is None and self._source.name != home.home:
+            row = _row_of(home)
         if row is None:
             raise Conflict(f"bucket {bucket} was deleted while it was moved")
-        documents = source.bucket_documents(bucket, list(DocumentKind))
+        documents = source.bucket_documents(bucket, list(DocumentKind)) | self._mark_of(home)
         target.restore_buckets([BucketRecord(row, source.grants(bucket), documents)])
         if source.bucket_usage(bucket) is not None:
             target.meter_bucket(bucket, self._target.clock.now_ms())
         record_target(AccessOf.BUCKET, bucket)
         kill_point("moving.bucket_copied")
+
+    def _mark_of(self, home: DirectoryRow) -> dict[DocumentKind, bytes]:
+        """Return the document WIDE of a wide bucket after this move, and nothing for another bucket."""
+        slices = home.moved(self._source.name, self._target.name, 0).slices
+        return {DocumentKind.WIDE: encode_slices(slices)} if slices else {}
 
 
 class _TooMuch(Exception):
@@ -632,20 +652,25 @@ def cancel(side: CellSide, target: CellSide, bucket: str, number: int, record_ta
         _purge(target, gone, record_target)
 
 
-def require_takes(target: CellSide, source: str, bucket: str, number: int) -> MoveRow | None:
-    """Return the row of a bucket in a cell that may take it from the cell `source`, by its move of this number; None if
-    it has no row. Raises Conflict if another move or the directory says otherwise, InvalidInput while a rebuild of the
-    cell could bring back what it had of the bucket before, Transient."""
+def require_takes(target: CellSide, source: str, home: DirectoryRow) -> MoveRow | None:
+    """Return the row of a bucket in a cell that may take what the cell `source` has of it, where `home` is the row in
+    the directory; None if it has no row. Raises Conflict if another move or the directory says otherwise, InvalidInput
+    while a rebuild of the cell could bring back what it had of the bucket before, or if it has or had other slices of
+    it, Transient."""
+    bucket, number = home.bucket, home.moves_of(source) + 1
     known = target.metadata.move_row(bucket)
-    if known is None:
-        return None
-    if known.state is MoveState.ARRIVING:
+    _require_no_slices(target, home)
+    if known is not None and known.state is MoveState.ARRIVING:
         if known.other != source:
             raise Conflict(
                 f"cell {target.name} has copies from a move of bucket {bucket} from cell {known.other} that was not"
                 f" completed; give that up first: nos-ec cells move {bucket} --to {source}"
             )
         return known
+    if home.slices:
+        _require_same_slices(target, source, home, known)
+    if known is None:
+        return None
     if known.state is not MoveState.GONE or known.number >= number:
         raise Conflict(f"cell {target.name} has bucket {bucket} already; run `nos-ec cells rebuild-directory`")
     target.metadata.move_as(known)
@@ -662,15 +687,33 @@ def require_takes(target: CellSide, source: str, bucket: str, number: int) -> Mo
     return known
 
 
+def _require_no_slices(target: CellSide, home: DirectoryRow) -> None:
+    if target.name in home.cells:
+        raise InvalidInput(
+            f"cell {target.name} has slices of bucket {home.bucket} already; name a cell that has none, or add one:"
+            " `nos-ec cells add`"
+        )
+
+
+def _require_same_slices(target: CellSide, source: str, home: DirectoryRow, known: MoveRow | None) -> None:
+    """Raise InvalidInput unless a cell that gets slices of a wide bucket had the same ones before, or none at all. A
+    program may remember for years that it had others, and would put their objects there (docs/adr/0071)."""
+    bucket = home.bucket
+    if len(home.moved(source, target.name, home.moves_of(source) + 1).slices_text) > SLICES_BYTES_MAX:
+        raise InvalidInput(f"the names of the cells of bucket {bucket} are too long together to move its slices")
+    _, mark = target.metadata.unserved_bucket(bucket)
+    if known is None and mark is None:
+        return
+    if mark is None or places_of(target.name, decode_slices(mark)) != places_of(source, home.slices):
+        raise InvalidInput(
+            f"cell {target.name} may have had other slices of bucket {bucket} than cell {source} has, and programs may"
+            " still look for them there; name a cell that never had slices of the bucket"
+        )
+
+
 def is_arriving(known: MoveRow | None) -> bool:
     """Return whether a cell with this row of a bucket has, or may get, copies of it, and does not serve it yet."""
     return known is not None and known.state is MoveState.ARRIVING
-
-
-def require_one_cell(home: DirectoryRow) -> None:
-    """Raise InvalidInput if a bucket is wide, so that it cannot be moved."""
-    if home.slices:
-        raise InvalidInput(f"bucket {home.bucket} is wide; such buckets cannot be moved to another cell yet")
 
 
 def has_copies(metadata: Metadata, bucket: str) -> bool:
@@ -681,26 +724,30 @@ def has_copies(metadata: Metadata, bucket: str) -> bool:
 
 def purge(
     side: CellSide,
-    home: CellSide,
-    bucket: str,
+    cells: Sequence[CellSide],
+    home: DirectoryRow,
     record: RecordAccess,
     tick: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Remove what a cell still has of a bucket that is in another cell, its home. `record` writes the record of the
-    cell. Returns how many versions and markers were removed. Raises InvalidInput while the home has no dump of its
-    metadata that began after the move: a rebuild could otherwise lose delete markers, empty objects and changed
-    attributes. Raises Conflict, Transient."""
+    """Remove what a cell still has of a bucket that is in other cells, `cells`, all of those that `home` names: its row
+    in the directory. `record` writes the record of the cell. Returns how many versions and markers were removed. Raises
+    InvalidInput while one of these cells has no dump of its metadata that began after a move to it: a rebuild could
+    otherwise lose delete markers, empty objects and changed attributes. Raises Conflict, Transient."""
+    bucket = home.bucket
     gone = side.metadata.move_row(bucket)
-    here = home.metadata.move_row(bucket)
     if gone is None or gone.state is not MoveState.GONE:
         raise InvalidInput(f"bucket {bucket} was not moved away from cell {side.name}")
-    if here is None or here.state is not MoveState.HERE:
-        raise Conflict(f"the move of bucket {bucket} to cell {home.name} is not complete; move it again")
-    if not _is_dumped_since(home, here.since_ms):
-        raise InvalidInput(
-            f"the metadata of cell {home.name} must be dumped before the copies in cell {side.name} are deleted:"
-            f" nos-ec --cell {home.name} metadata dump"
-        )
+    for one in cells:
+        here = one.metadata.move_row(bucket)
+        if here is None and not home.moves_of(one.name):
+            continue  # nothing was ever moved to this cell
+        if here is None or here.state is not MoveState.HERE:
+            raise Conflict(f"the move of bucket {bucket} to cell {one.name} is not complete; move it again")
+        if not _is_dumped_since(one, here.since_ms):
+            raise InvalidInput(
+                f"the metadata of cell {one.name} must be dumped before the copies in cell {side.name} are deleted:"
+                f" nos-ec --cell {one.name} metadata dump"
+            )
     return _purge(side, gone, record, tick)
 
 
@@ -738,6 +785,10 @@ def _if_open(upload: UploadRow | None) -> UploadRow | None:
 def _forget_changes(metadata: Metadata, row: MoveRow) -> None:
     for _, page in _changes(metadata, row.bucket):
         metadata.forget_changes(row, page)
+
+
+def _row_of(home: DirectoryRow) -> BucketRow:
+    return BucketRow(home.bucket, home.owner, home.created_ms)
 
 
 def _forget_bucket(metadata: Metadata, gone: MoveRow, record: RecordAccess) -> None:

@@ -151,7 +151,7 @@ class MoveRecovery:
     def _serve_moved(self, row: MoveRow) -> None:
         """Do what a mover does after the moment of the move, until this cell serves the bucket."""
         try:
-            self._others.directory().move_home(row.bucket, self._others.cell, row.number)
+            self._others.directory().move_home(row.bucket, row.other, self._others.cell, row.number)
         except Conflict as error:
             if self._metadata.move_row(row.bucket) != row:
                 raise  # another process has completed the move

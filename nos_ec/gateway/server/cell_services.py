@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import structlog
 
 from nos_ec.composition.cells import Cells
-from nos_ec.core.errors import ConfigError, NosError, Transient
+from nos_ec.core.errors import ConfigError, Moved, NosError, Transient
 from nos_ec.engine.objects.store import Store
 from nos_ec.engine.objects.uploads import MultipartUploads
 from nos_ec.engine.wide.listings import MergedLists, MergedUploads
@@ -111,7 +111,7 @@ class CellServices:
             return refusal(request, to_s3_error(error, request_id=record.request_id), record)
         if bucket is not None:
             self._correct(cell, bucket, record)
-        if record.code == "ServiceUnavailable" and request.method in _REPEATED and self._was_moved(bucket, cell):
+        if record.code == "ServiceUnavailable" and request.method in _REPEATED and self._was_moved(bucket, [cell.name]):
             record.code = ""
             return self.answer(request, source, record)
         return reply
@@ -124,8 +124,24 @@ class CellServices:
                 self._cells.record(cell.name, bucket)
 
     def _answer_wide(self, request: Request, source: Source, record: Record, row: DirectoryRow) -> Reply:
-        """Answer a request about a wide bucket: one about an object in the cell of its slice; another one in the first
-        cell, which asks all others. Raises S3Error, NosError, BodyWanted."""
+        """Answer a request about a wide bucket, if it has no body also if slices were moved since its row was read.
+        Raises S3Error, NosError, BodyWanted."""
+        moved: Moved | None = None
+        try:
+            reply = self._answer_in_slices(request, source, record, row)
+        except Moved as error:
+            moved = error
+        is_refused = moved is not None or record.code == "ServiceUnavailable"
+        if is_refused and request.method in _REPEATED and self._was_moved(row.bucket, row.cells):
+            record.code = ""
+            return self.answer(request, source, record)
+        if moved is not None:
+            raise moved
+        return reply
+
+    def _answer_in_slices(self, request: Request, source: Source, record: Record, row: DirectoryRow) -> Reply:
+        """Answer a request about an object in the cell of its slice; another one in the first cell, which asks all
+        others. Raises S3Error, NosError, BodyWanted."""
         name, first = self._name_of(request), self._named(row.home, row.bucket)
         cell = self._named(row.cell_of(name), row.bucket) if name else first
         service = self._wide_service(row.slices, cell)
@@ -142,12 +158,13 @@ class CellServices:
         self._correct(first, row.bucket, record)
         return reply
 
-    def _was_moved(self, bucket: str | None, cell: _Cell) -> bool:
-        """Return whether this cell has refused a request because its bucket is in another cell now."""
+    def _was_moved(self, bucket: str | None, cells: Collection[str]) -> bool:
+        """Return whether one of these cells has refused a request because its bucket is in another cell now."""
         if bucket is None or self._cells.known(bucket) is not None:
             return False
         with suppress(NosError):
-            return self._cells.home(bucket) not in (None, cell.name)
+            place = self._cells.place(bucket)
+            return place is not None and set(place.cells) != set(cells)
         return False
 
     def refuse(self, request: Request, error: S3Error, record: Record) -> Reply:

@@ -2,14 +2,14 @@
 of buckets that are moved from one cell to another, as one cell sees them.
 
 The home of a bucket outlives the bucket. Only a move changes it (docs/adr/0066): then the old home refuses a program
-that has looked it up before, however long ago. The cells of a wide bucket, whose objects lie in several cells by a hash
-of their names, never change (docs/adr/0068).
+that has looked it up before, however long ago. The objects of a wide bucket lie in several cells, by a hash of their
+names (docs/adr/0068). A move takes all slices that a cell has of it to a cell that has none (docs/adr/0071).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
@@ -32,7 +32,8 @@ class DirectoryRow:
     """A bucket, its home (the name of a cell), and whether it was deleted. `owner` and `created_ms` are those of the
     bucket's row in its home, or of the bucket that was deleted. `slices` are the cells of a wide bucket, its home
     first; a cell may have several slices. It is empty for other buckets. `moves` is how often the bucket was moved to
-    another home; a wide bucket is never moved."""
+    another home. The slices of a wide bucket are counted one by one in `slice_moves`, which is empty if none was ever
+    moved; `moves` is the greatest of these numbers."""
 
     bucket: str
     home: str
@@ -41,6 +42,7 @@ class DirectoryRow:
     is_deleted: bool = False
     slices: tuple[str, ...] = ()
     moves: int = 0
+    slice_moves: tuple[int, ...] = ()
 
     def cell_of(self, name: str) -> str:
         """Return the cell in which an object of this name lies."""
@@ -51,6 +53,37 @@ class DirectoryRow:
         """Return all cells in which objects of the bucket may lie, its home first."""
         return tuple(dict.fromkeys(self.slices)) or (self.home,)
 
+    @property
+    def counted_slices(self) -> Sequence[tuple[str, int]]:
+        """Return the cell of each slice, and how often the slice was moved."""
+        return tuple(zip(self.slices, self.slice_moves or [0] * len(self.slices), strict=True))
+
+    @property
+    def slices_text(self) -> str:
+        """Return the slices as one text: the cells, each with how often its slice was moved if it was."""
+        return ",".join(f"{cell}:{moves}" if moves else cell for cell, moves in self.counted_slices)
+
+    def moves_of(self, cell: str) -> int:
+        """Return how often what a cell has of the bucket was moved; `moves` for a cell that has nothing of it."""
+        return next((moves for held_by, moves in self.counted_slices if held_by == cell), self.moves)
+
+    def moved(self, source: str, target: str, number: int) -> DirectoryRow:
+        """Return the row after a move of this number, of what `source` has to `target`."""
+        if not self.slices:
+            return replace(self, home=target, moves=number) if self.home == source else self
+        return self.with_slices([(target, number) if one[0] == source else one for one in self.counted_slices])
+
+    def with_slices(self, counted: Sequence[tuple[str, int]]) -> DirectoryRow:
+        """Return the row of a wide bucket with these `counted_slices`."""
+        slices, counts = tuple(cell for cell, _ in counted), tuple(moves for _, moves in counted)
+        most = max(counts)
+        return replace(self, home=slices[0], slices=slices, moves=most, slice_moves=counts if most else ())
+
+
+def places_of(cell: str, slices: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of the slices that a cell has."""
+    return tuple(number for number, held_by in enumerate(slices) if held_by == cell)
+
 
 def slice_of(name: str, slices: int) -> int:
     """Return the number of the slice, from 0, to which an object of a wide bucket belongs. It never changes."""
@@ -58,7 +91,8 @@ def slice_of(name: str, slices: int) -> int:
 
 
 def encode_slices(slices: Sequence[str]) -> bytes:
-    """Return the document WIDE of a wide bucket with these slices."""
+    """Return the document WIDE of a wide bucket with these slices. Each cell of the bucket has it. What it says about
+    the slices of other cells may be out of date, because it is not changed when these are moved."""
     return ",".join(slices).encode()
 
 
@@ -80,12 +114,14 @@ class Directory(Protocol):
 
     def record_in_directory(self, row: DirectoryRow) -> DirectoryRow:
         """Make the directory say what this row says, and return the row that it has then. If the bucket has another
-        home there, to which it was moved as often, or more often, its row is left alone. Slices are only added: to a
-        row that is new, or whose home is one of them, because that cell was entered before the others."""
+        home there, to which it was moved as often, or more often, its row is left alone. Of a wide bucket, each slice
+        is in the cell of the row by which it was moved more often. A bucket becomes wide if its home is one of the
+        cells, because that cell was entered before the others."""
 
-    def move_home(self, bucket: str, home: str, moves: int) -> None:
-        """Give a bucket another home, by its move of this number. May be repeated. Raises Conflict if the bucket was
-        moved more often, or more than one move is missing."""
+    def move_home(self, bucket: str, source: str, target: str, number: int) -> None:
+        """Make the directory say that what a bucket has in the cell `source`, all of it or slices, is in the cell
+        `target`, by the move of this number. May be repeated. Raises Conflict if it was moved more often, or more than
+        one move is missing, or `target` has other slices."""
 
     def buckets_in_directory(self, owner: str, after: str, limit: int) -> list[BucketRow]:
         """Return a page of the buckets of an account that are not deleted, in the byte order of their names, from the
@@ -224,5 +260,9 @@ class Moves(Protocol):
         where the bucket is ARRIVING, REBUILT or GONE: there they are copies, and the lock protects the version in the
         other cell."""
 
+    def unserved_bucket(self, bucket: str) -> tuple[BucketRow | None, bytes | None]:
+        """Return the row of a bucket, as `bucket` does, and its document WIDE, also if this cell does not serve it."""
+
     def forget_bucket(self, bucket: str) -> None:
-        """Remove the row of a bucket, its documents and grants, as if it had never been there."""
+        """Remove the row of a bucket, its documents and grants, as if it had never been there. The document WIDE stays:
+        it says which slices of the bucket were in this cell."""

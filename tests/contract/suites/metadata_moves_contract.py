@@ -28,6 +28,7 @@ from nos_ec.ports.metadata import (
     CompletionOf,
     CopiedVersion,
     DeleteVersion,
+    DirectoryRow,
     DocumentKind,
     Lease,
     MarkerRow,
@@ -141,6 +142,20 @@ class MovesContract:
         assert [row.bucket for row in metadata.unfinished_moves("", 10)] == sorted([*names, "gone"])
         metadata.forget_bucket("gone")
         assert [row.bucket for row in metadata.unfinished_moves("", 10)] == names
+
+    def test_a_bucket_that_is_forgotten_keeps_its_mark(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        metadata.create_bucket("bucket", "ann", CannedAcl.PRIVATE, 5)
+        for kind in (DocumentKind.WIDE, DocumentKind.TAGS):
+            metadata.set_bucket_document("bucket", kind, b"a,b", 5)
+        assert metadata.unserved_bucket("other") == (None, None)
+        assert metadata.unserved_bucket("bucket") == (BucketRow("bucket", "ann", 5), b"a,b")
+        metadata.forget_bucket("bucket")
+        assert metadata.bucket("bucket") is None
+        assert metadata.bucket_documents("bucket", list(DocumentKind)) == {DocumentKind.WIDE: b"a,b"}
+        metadata.obey_moves(lambda _: None)
+        metadata.set_move(place(GONE), None)
+        assert metadata.unserved_bucket("bucket") == (None, b"a,b")
 
     @pytest.mark.parametrize("state", MoveState)
     def test_what_is_allowed_in_each_state(self, bench: MetadataBench, state: MoveState) -> None:
@@ -542,15 +557,15 @@ class MovesContract:
         metadata = bench.metadata
         known = metadata.claim_home("bucket", "ann", "a", 5)
         assert known.moves == 0
-        for number, home in ((0, "b"), (2, "b")):
+        for source, number in (("a", 0), ("a", 2), ("c", 1)):
             with pytest.raises(Conflict):
-                metadata.move_home("bucket", home, number)
-        metadata.move_home("bucket", "b", 1)
-        metadata.move_home("bucket", "b", 1)  # a repetition
+                metadata.move_home("bucket", source, "b", number)
+        metadata.move_home("bucket", "a", "b", 1)
+        metadata.move_home("bucket", "a", "b", 1)  # a repetition
         moved = replace(known, home="b", moves=1)
         assert metadata.directory_row("bucket") == moved
         with pytest.raises(Conflict):
-            metadata.move_home("bucket", "c", 1)
+            metadata.move_home("bucket", "a", "c", 1)
         assert metadata.record_in_directory(known) == moved
         assert metadata.record_in_directory(replace(moved, owner="bob", moves=0)) == replace(moved, owner="bob")
         assert metadata.directory_row("bucket") == replace(moved, owner="bob")
@@ -558,4 +573,40 @@ class MovesContract:
         assert metadata.record_in_directory(later) == later
         assert metadata.directory_row("bucket") == later
         with pytest.raises(Conflict):
-            metadata.move_home("none", "c", 1)
+            metadata.move_home("none", "a", "c", 1)
+
+    def test_slices_are_moved_one_by_one(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        known = metadata.claim_home("wide", "ann", "a", 5, ("a", "b", "a"))
+        metadata.move_home("wide", "a", "c", 1)
+        metadata.move_home("wide", "a", "c", 1)  # a repetition
+        moved = metadata.directory_row("wide")
+        assert moved == replace(known, home="c", slices=("c", "b", "c"), moves=1, slice_moves=(1, 0, 1))
+        assert (moved.moves_of("c"), moved.moves_of("b"), moved.moves_of("a")) == (1, 0, 1)
+        for source, target, number in (("a", "d", 1), ("b", "d", 2), ("c", "b", 2), ("c", "d", 1), ("c", "c", 2)):
+            with pytest.raises(Conflict):
+                metadata.move_home("wide", source, target, number)
+        assert metadata.directory_row("wide") == moved
+        metadata.move_home("wide", "b", "d", 1)
+        metadata.move_home("wide", "c", "a", 2)
+        assert metadata.directory_row("wide") == replace(known, slices=("a", "d", "a"), moves=2, slice_moves=(2, 1, 2))
+        with pytest.raises(Conflict):
+            metadata.move_home("wide", "a", "c", 1)  # a mover that was paused
+
+    def test_each_slice_is_where_it_was_moved_most_often(self, bench: MetadataBench) -> None:
+        metadata = bench.metadata
+        new = DirectoryRow("wide", "a", "ann", 5).with_slices([("a", 0), ("b", 0), ("b", 0)])
+        assert metadata.record_in_directory(new) == new
+        second = new.moved("b", "c", 1)
+        assert metadata.record_in_directory(second) == second
+        assert metadata.record_in_directory(replace(new, owner="bob")) == replace(second, owner="bob")
+        first = new.moved("a", "d", 2)
+        both = first.moved("b", "c", 1)
+        assert metadata.record_in_directory(first) == both
+        other = DirectoryRow("wide", "b", "eve", 5).with_slices([("b", 0), ("c", 0)])
+        assert metadata.record_in_directory(other) == both, "from a creation that was interrupted"
+        stale = replace(new, owner="eve", is_deleted=True)
+        assert metadata.record_in_directory(stale) == both, "only the first cell says whose the bucket is"
+        assert metadata.directory_row("wide") == both
+        assert metadata.record_in_directory(replace(both, is_deleted=True)) == replace(both, is_deleted=True)
+        assert metadata.claim_home("wide", "cid", "a", 8) == replace(both, owner="cid", created_ms=8)

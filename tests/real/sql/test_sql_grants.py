@@ -370,13 +370,15 @@ def serve_again(store: RoleStore, system: System) -> None:
     """What a daemon of a cell does about buckets whose movers have died. Moving them is the operator's work."""
     database = store.database
     store.sql(
-        f"REPLACE INTO {database}.moves VALUES ('moved', 'closed', 'b', 1, 7, 5), ('here', 'arriving', 'b', 1, 7, 5)",
-        f"REPLACE INTO {database}.directory (bucket, home, owner, created_ms) VALUES ('here', 'b', 'ann', 5)",
+        f"REPLACE INTO {database}.moves VALUES ('moved', 'closed', 'b', 1, 7, 5), ('here', 'arriving', 'b', 1, 7, 5),"
+        " ('wide', 'arriving', 'b', 1, 7, 5)",
+        f"REPLACE INTO {database}.directory (bucket, home, owner, created_ms, slices) VALUES"
+        " ('here', 'b', 'ann', 5, NULL), ('wide', 'b', 'ann', 5, 'b,c')",
         f"INSERT INTO {database}.changed_names (bucket, name) VALUES ('moved', 'n')",
     )
     source: Any = SimpleNamespace(move_row=lambda bucket: MoveRow(bucket, MoveState.GONE, "a", 1, 7, 5))
     cells = MoveCells("a", lambda _: source, lambda: system.metadata)
-    assert MoveRecovery(system.metadata, system.clock, cells).run_once() == 2
+    assert MoveRecovery(system.metadata, system.clock, cells).run_once() == 3
     assert system.metadata.changed_names("moved", 2**63 - 1, 9) == []
 
 

@@ -502,9 +502,11 @@ class StoreMachine(RuleBasedStateMachine):
         """Delete the old copies of a bucket, once its home is dumped."""
         home = self.homes[bucket]
         self.metadata_dump(home)
+        place = self.cells.directory.metadata.directory_row(bucket)
+        assert place is not None
         with _opened(self.cells.settings, cell) as side, _opened(self.cells.settings, home) as other:
             record = side.client.access_records().record
-            found = answer_of(lambda: bucket_mover.purge(side.client.moving(), other.client.moving(), bucket, record))
+            found = answer_of(lambda: bucket_mover.purge(side.client.moving(), [other.client.moving()], place, record))
         assert isinstance(found, int) or found in ("InvalidInput", "Conflict")
 
     def metadata_dump(self, cell: str) -> None:

@@ -294,11 +294,11 @@ def test_one_bucket_that_was_moved_stops_no_other(settings: Settings) -> None:
 
 
 @contextmanager
-def new_mover(settings: Settings) -> Iterator[tuple[BucketMover, Callable[..., None]]]:
-    """A mover of buckets from a to b, and a function that lets it move one of them and calls its argument with the name
-    of each kill point."""
+def new_mover(settings: Settings, of: str = "a", to: str = "b") -> Iterator[tuple[BucketMover, Callable[..., None]]]:
+    """A mover of buckets between two cells, and a function that lets it move one of them and calls its argument with
+    the name of each kill point."""
     with ExitStack() as stack:
-        names = settings.store.directory or "", "a", "b"
+        names = settings.store.directory or "", of, to
         directory, source, target = (stack.enter_context(open_system(settings.of_cell(name))) for name in names)
         mover = BucketMover(directory.metadata, source.client.moving(), target.client.moving(), number=7)
         records = target.client.access_records().record, source.client.access_records().record
@@ -312,8 +312,8 @@ def new_mover(settings: Settings) -> Iterator[tuple[BucketMover, Callable[..., N
 
 
 @contextmanager
-def interrupted(settings: Settings, at: str) -> Iterator[BucketMover]:
-    """A mover of the bucket from a to b that is interrupted at this kill point."""
+def interrupted(settings: Settings, at: str, of: str = "a", to: str = "b") -> Iterator[BucketMover]:
+    """A mover of the bucket between two cells that is interrupted at this kill point."""
 
     class Stop(Exception):
         pass
@@ -322,7 +322,7 @@ def interrupted(settings: Settings, at: str) -> Iterator[BucketMover]:
         if name == at:
             raise Stop
 
-    with new_mover(settings) as (mover, run_move):
+    with new_mover(settings, of, to) as (mover, run_move):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(mover, "_serve_again", lambda *_: None)
             with pytest.raises(Stop):
@@ -598,12 +598,13 @@ def test_an_earlier_mover_does_no_harm(settings: Settings, point: str) -> None:
         with cell(settings, "b") as there:
             before = contents(there, "photos")
         target = mover._target.metadata
+        home = DirectoryRow("photos", "a", "ann", 5)
         changes: list[Any] = [
-            lambda: mover._copy("photos", MoveRow("photos", MoveState.LEAVING, "b", 1, 7, 0), lambda *_: None),
+            lambda: mover._copy(home, MoveRow("photos", MoveState.LEAVING, "b", 1, 7, 0), lambda *_: None),
             lambda: target.remove_key("photos", "plain", 5),
             lambda: target.restore_buckets([BucketRecord(BucketRow("photos", "eve", 5), {}, {})]),
             lambda: target.record_markers([MarkerRow(ObjectKey("photos", "plain"), 5, 5, is_null=False)]),
-            lambda: mover._directory.move_home("photos", "a", 1),
+            lambda: mover._directory.move_home("photos", "b", "a", 1),
         ]
         for change in changes:
             with pytest.raises((Conflict, Moved)):
@@ -615,7 +616,7 @@ def test_an_earlier_mover_does_no_harm(settings: Settings, point: str) -> None:
 
 def let_die(settings: Settings, number: int = 7) -> None:
     """Let the leases of this mover end, as those of a process that does not renew them."""
-    for name in "ab":
+    for name in settings.cells:
         with open_system(settings.of_cell(name)) as system:
             for lease in system.metadata.list_leases(mover_lease(number)):
                 assert system.metadata.fence_lease(lease, lease.expires_ms)
@@ -1627,19 +1628,19 @@ def test_a_cell_that_cannot_be_drained_gets_no_further_copies(
     cells_config(tmp_path, a=1, b=1, c=1)
     monkeypatch.setattr(keys, "VERSIONS_MAX", 3)
     with open_cells(settings, SystemClock()) as cells:
-        cells.claim_wide("wide", "ann", ("b", "a"))
+        cells.claim_wide("wide", "ann", ("b", "a", "c"))
     for rooms in ({"b": 2 << 30, "c": 1 << 30}, {"b": 1 << 30, "c": 2 << 30}):
         with_room(monkeypatch, **rooms)
         assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2
         said = capsys.readouterr().err
         assert "object photos/versions has more than 3 versions; delete old ones first" in said
-        assert "bucket wide is wide" in said
-        assert "already" not in said
+        assert "cell b has slices of bucket wide already" in said
+        assert "has bucket photos already" not in said
     for name, number in (("b", 1), ("c", 0)):
         with open_system(settings.of_cell(name)) as there:
             assert len(there.metadata.move_rows("", 9)) == number
     monkeypatch.setattr(keys, "VERSIONS_MAX", 4)
-    assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2, "the wide bucket stays"
+    assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 5, "the wide bucket stays"
     assert home_of(settings) == "b"
     capsys.readouterr()
 

@@ -145,7 +145,9 @@ def test_a_bucket_is_moved_under_load(tmp_path: Path) -> None:
             with ExitStack() as stack:
                 old, home = (stack.enter_context(open_system(settings.of_cell(one))) for one in (here, there))
                 record = old.client.access_records().record
-                bucket_mover.purge(old.client.moving(), home.client.moving(), "photos", record)
+                place = home.metadata.directory_row("photos") or old.metadata.directory_row("photos")
+                assert place is not None
+                bucket_mover.purge(old.client.moving(), [home.client.moving()], place, record)
                 if number % 2 == 0:  # afterwards, the parts come back before they are deleted
                     reaped = UploadReaper(old.metadata, LaterClock(PARTS_GRACE_MS + 60_000), 0).run_once()
                     assert reaped.parts == len(PARTS)

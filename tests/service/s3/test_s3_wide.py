@@ -424,7 +424,7 @@ def test_the_directory_is_made_again_from_any_cell(served: tuple[Cells, Gateway]
 def test_a_name_that_was_used_elsewhere_cannot_become_wide(served: tuple[Cells, Gateway]) -> None:
     cells, gateway = served
     gateway.client("ann").create_bucket(Bucket="plain")
-    with pytest.raises(InvalidInput, match="for good"):
+    with pytest.raises(InvalidInput, match="even after a deletion"):
         cells.claim_wide("plain", "ann", SLICES)
     for slices in ((), ("a",), ("a", "a"), ("a", "b") * 17):
         with pytest.raises(InvalidInput, match="2 to 32 slices"):
@@ -468,7 +468,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made == {"bucket": "wide", "owner": "ann", "slices": ["b", "c", "c"]}
     assert "b, c, c" in call("cells", "create-wide", "wide", "--owner", "ann", "--slices", "b,c,c")
     assert "belongs to ann" in call("cells", "create-wide", "wide", "--slices", "b,c,c", code=2)
-    assert "for good" in call("cells", "create-wide", "wide", "--slices", "b,c", code=2)
+    assert "even after a deletion" in call("cells", "create-wide", "wide", "--slices", "b,c", code=2)
     assert "a, b, c" in call("cells", "create-wide", "even")
     assert "has 3 to 63 lower-case letters" in call("cells", "create-wide", "no_dns", code=2)
     counted = {one["cell"]: one["wide_buckets"] for one in json.loads(call("cells", "list", "--json"))["cells"]}

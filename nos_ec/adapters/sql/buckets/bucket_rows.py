@@ -81,7 +81,7 @@ class SqlBuckets(NotifyingPart):
         return done
 
     def bucket(self, name: str) -> BucketRow | None:
-        return self._read_in(name, _bucket, name)
+        return self._read_in(name, find_bucket, name)
 
     def delete_bucket(self, name: str, now_ms: int) -> bool:
         done = self._change_buckets([name], _delete_bucket, name, now_ms)
@@ -153,7 +153,8 @@ class SqlBuckets(NotifyingPart):
             self._change_buckets([one.row.name for one in records], _restore_buckets, records)
 
 
-def _bucket(connection: Connection, name: str) -> BucketRow | None:
+def find_bucket(connection: Connection, name: str) -> BucketRow | None:
+    """Return the row of a bucket. See Buckets."""
     row, deleted = _row_of(connection.execute(FIND, {"bucket": name}).first())
     if row is not None and not deleted:
         return row

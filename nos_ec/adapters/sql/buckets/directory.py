@@ -42,8 +42,8 @@ class SqlDirectory(SqlPart):
     def record_in_directory(self, row: DirectoryRow) -> DirectoryRow:
         return self._write(_record, row)
 
-    def move_home(self, bucket: str, home: str, moves: int) -> None:
-        self._write(_move_home, bucket, home, moves)
+    def move_home(self, bucket: str, source: str, target: str, number: int) -> None:
+        self._write(_move_home, bucket, source, target, number)
 
     @reads
     def buckets_in_directory(self, connection: Connection, owner: str, after: str, limit: int) -> list[BucketRow]:
@@ -66,25 +66,37 @@ def _claim(connection: Connection, new: DirectoryRow) -> DirectoryRow:
 
 def _record(connection: Connection, row: DirectoryRow) -> DirectoryRow:
     known = _locked(connection, row.bucket)
-    if known is not None and known.home != row.home and known.moves >= row.moves:
-        is_other_slice = not known.slices and known.home in row.slices
-        if not is_other_slice:
-            return known
-    recorded = row if known is None or not known.slices else replace(row, slices=known.slices)
-    if known is not None and known.home == row.home and known.moves > row.moves:
-        recorded = replace(recorded, moves=known.moves)
+    recorded = row if known is None else _merged(known, row)
     if known != recorded:
         _put(connection, recorded, known)
     return recorded
 
 
-def _move_home(connection: Connection, bucket: str, home: str, moves: int) -> None:
+def _merged(known: DirectoryRow, row: DirectoryRow) -> DirectoryRow:
+    """Return what the directory says of a bucket after it was told this row. See Directory."""
+    if not known.slices:
+        if known.home in row.slices or known.moves < row.moves:
+            return row
+        return known if known.home != row.home else replace(row, moves=known.moves)
+    counted, told = known.counted_slices, row.counted_slices
+    if len(told) == len(counted):  # otherwise a creation of another bucket of this name was interrupted
+        counted = [theirs if theirs[1] > mine[1] else mine for mine, theirs in zip(counted, told, strict=True)]
+    # Only the first cell of a bucket says whose it is, and whether it exists.
+    return (row if row.home == counted[0][0] else known).with_slices(counted)
+
+
+def _move_home(connection: Connection, bucket: str, source: str, target: str, number: int) -> None:
     known = _locked(connection, bucket)
-    if known is not None and (known.home, known.moves) == (home, moves):
+    if known is not None and source not in known.cells and target in known.cells and known.moves_of(target) == number:
         return
-    if known is None or known.moves != moves - 1:
+    is_expected = known is not None and source in known.cells and target not in known.cells
+    if known is None or not is_expected or known.moves_of(source) != number - 1:
         raise Conflict(f"the directory has another place of bucket {bucket} than this move expects")
-    connection.execute(update(DIRECTORY).where(_D.bucket == bucket).values(home=home, moves=moves))
+    moved = known.moved(source, target, number)
+    values: dict[str, Any] = {"home": moved.home, "moves": moved.moves}
+    if moved.slices:
+        values["slices"] = moved.slices_text
+    connection.execute(update(DIRECTORY).where(_D.bucket == bucket).values(values))
 
 
 def _put(connection: Connection, row: DirectoryRow, known: DirectoryRow | None) -> None:
@@ -96,8 +108,8 @@ def _put(connection: Connection, row: DirectoryRow, known: DirectoryRow | None) 
         "created_ms": row.created_ms,
         "deleted_ms": row.created_ms if row.is_deleted else None,
     }
-    if known is None or (known.home, known.moves, known.slices) != (row.home, row.moves, row.slices):
-        values |= {"home": row.home, "moves": row.moves, "slices": ",".join(row.slices) or None}
+    if known is None or (known.home, known.moves, known.counted_slices) != (row.home, row.moves, row.counted_slices):
+        values |= {"home": row.home, "moves": row.moves, "slices": row.slices_text or None}
     if known is None:
         connection.execute(insert(DIRECTORY).values(bucket=row.bucket, **values))
     else:
@@ -113,5 +125,8 @@ def _found(row: Any) -> DirectoryRow | None:
 
 
 def _row(row: Any) -> DirectoryRow:
-    slices = () if row.slices is None else tuple(row.slices.split(","))
-    return DirectoryRow(row.bucket, row.home, row.owner, row.created_ms, row.deleted_ms is not None, slices, row.moves)
+    found = DirectoryRow(row.bucket, row.home, row.owner, row.created_ms, row.deleted_ms is not None, (), row.moves)
+    if row.slices is None:
+        return found
+    items = [one.partition(":") for one in row.slices.split(",")]
+    return found.with_slices([(cell, int(moves or 0)) for cell, _, moves in items])

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, and_, bindparam, delete, func, insert, or_, select, update
 
+from nos_ec.adapters.sql.buckets import bucket_rows
 from nos_ec.adapters.sql.tables.base import SqlPart, reads
 from nos_ec.adapters.sql.tables.gate import MOVE_ROW, NUMBER, MoversGate, UsersGate, require_row, taken_over
 from nos_ec.adapters.sql.tables.json_rows import JsonRows
@@ -21,9 +22,11 @@ from nos_ec.adapters.sql.tables.schema import (
     MOVES,
 )
 from nos_ec.core.killpoints import kill_point
+from nos_ec.ports.metadata.buckets import BucketRow, DocumentKind
 from nos_ec.ports.metadata.directory import ChangedName, MoveRow, MoveState
 
-_M, _C, _N = MOVES.c, COUNTERS.c, CHANGED_NAMES.c
+_M, _C, _N, _D = MOVES.c, COUNTERS.c, CHANGED_NAMES.c, BUCKET_DOCUMENTS.c
+MARK = select(_D.body).where(_D.bucket == bindparam("bucket"), _D.kind == DocumentKind.WIDE)
 LIST = (
     select(_M.bucket, _M.state, _M.other, _M.number, _M.mover, _M.since_ms)
     .where(_M.bucket > bindparam("after", type_=_M.bucket.type))
@@ -105,6 +108,10 @@ class SqlMoves(SqlPart):
         if changes:
             self._write(_forget_changes, row, changes)
 
+    @reads
+    def unserved_bucket(self, connection: Connection, bucket: str) -> tuple[BucketRow | None, bytes | None]:
+        return bucket_rows.find_bucket(connection, bucket), connection.execute(MARK, {"bucket": bucket}).scalar()
+
     def forget_bucket(self, bucket: str) -> None:
         self._change_buckets([bucket], _forget_bucket, bucket)
 
@@ -138,8 +145,10 @@ def _forget_changes(connection: Connection, row: MoveRow, changes: Collection[Ch
 
 
 def _forget_bucket(connection: Connection, bucket: str) -> None:
-    for table in (BUCKETS, BUCKET_DOCUMENTS, BUCKET_GRANTS, BUCKET_USAGE):
+    for table in (BUCKETS, BUCKET_GRANTS, BUCKET_USAGE):
         connection.execute(delete(table).where(table.c.bucket == bucket))
+    documents = BUCKET_DOCUMENTS.c
+    connection.execute(delete(BUCKET_DOCUMENTS).where(documents.bucket == bucket, documents.kind != DocumentKind.WIDE))
 
 
 def _found(row: Any) -> MoveRow | None:
