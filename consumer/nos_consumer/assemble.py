@@ -37,7 +37,8 @@ def consumer_service(
     """
     settings = system.settings.consumer
     member = system.member_name("consumer")
-    packing = consumer_packing(system.settings, system.geometry, system.metadata, random.Random(member))
+    known, rng = system.worker.known_expiry(), random.Random(member)
+    packing = consumer_packing(system.settings, system.geometry, system.metadata, known, rng)
     options = ConsumerOptions(
         waiting_objects_max=packing.backlog_objects_max,
         waiting_bytes_max=settings.merge_list_bytes_max,

@@ -31,7 +31,8 @@ def gc_collector(system: System, options: CollectorOptions | None = None) -> Col
     """Return a collector, which plans and runs collections with the same packer as the consumer. options: replace those
     from the settings."""
     settings = system.settings
-    packing = gc_packing(settings, system.geometry, system.metadata, random.Random(0))
+    known = system.worker.known_expiry()
+    packing = gc_packing(settings, system.geometry, system.metadata, known, random.Random(0))
     return Collector(
         system.metadata,
         system.blocks,

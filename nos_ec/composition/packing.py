@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
-from typing import Protocol
 
-from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.gc.gc_policy import ANY_PRICE_DAYS, GcPolicy, Price, SpaceTarget
 from nos_ec.core.geometry import Geometry
 from nos_ec.core.packing.lifetimes import STREAM_CUTS_DAYS
@@ -25,7 +23,7 @@ from nos_ec.engine.gc.options import CollectorOptions
 from nos_ec.engine.objects.location_cache import LOCATION_CACHE_MS
 from nos_ec.engine.packable import Packable
 from nos_ec.engine.space_reserve import PUT_RESERVES
-from nos_ec.ports.metadata import Buckets, Survival
+from nos_ec.ports.metadata import Survival
 from nos_ec.settings import Settings
 from nos_ec.settings.gc import GcSettings
 from nos_ec.settings.sections import ConsumerSettings
@@ -61,10 +59,6 @@ GROUP_COPIES = 6
 """The most copies of the bytes of a group that GC writes, or of a window of a longer group, in memory at once: as they
 were read, assembled, cut into shards with their coding chunks, and read back, with the object that continues in the
 next window."""
-
-
-class PackingMetadata(Survival, Buckets, Protocol):
-    """The parts of the metadata that show how long objects live."""
 
 
 def new_merge_list(
@@ -104,7 +98,8 @@ class StreamedPacking:
         self,
         settings: Settings,
         geometry: Geometry,
-        metadata: PackingMetadata,
+        metadata: Survival,
+        known: KnownExpiry,
         linger: Linger | int,
         gathered_max: int,
         period_ms: int | None,
@@ -118,7 +113,6 @@ class StreamedPacking:
         bytes_min = max(STREAM_BYTES_MIN, STREAM_STRIPES_MIN * geometry.stripe_size)
         self._options = StreamOptions(settings.gc.streams, gathered_max, period_ms, bytes_max, bytes_min)
         cuts_days = STREAM_CUTS_DAYS[settings.gc.streams - 1]
-        known = KnownExpiry(metadata, DAY_MS)
         self._sorting = StreamSorting(ExpectedLifetimes(metadata), cuts_days, known)
         self.newest: StreamedMergeList[Packable] | None = None
         """The newest merge list; None with a single stream."""
@@ -144,7 +138,7 @@ class StreamedPacking:
 
 
 def consumer_packing(
-    settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
+    settings: Settings, geometry: Geometry, metadata: Survival, known: KnownExpiry, rng: random.Random
 ) -> StreamedPacking:
     """Return the packing of a consumer."""
     consumer = settings.consumer
@@ -152,14 +146,14 @@ def consumer_packing(
     linger = Linger(consumer.linger_ms, consumer.linger_max_ms, fill_bytes_min)
     gathered_max = GATHERED_WINDOWS * consumer.window_objects
     period_ms, bytes_max = max(1, consumer.linger_ms), consumer.merge_list_bytes_max
-    return StreamedPacking(settings, geometry, metadata, linger, gathered_max, period_ms, bytes_max, rng)
+    return StreamedPacking(settings, geometry, metadata, known, linger, gathered_max, period_ms, bytes_max, rng)
 
 
 def gc_packing(
-    settings: Settings, geometry: Geometry, metadata: PackingMetadata, rng: random.Random
+    settings: Settings, geometry: Geometry, metadata: Survival, known: KnownExpiry, rng: random.Random
 ) -> StreamedPacking:
     """Return the packing of survivors by GC: the same packer as for the consumer, but without deadlines."""
-    return StreamedPacking(settings, geometry, metadata, NO_DEADLINE_MS, GC_GATHERED_MAX, None, None, rng)
+    return StreamedPacking(settings, geometry, metadata, known, NO_DEADLINE_MS, GC_GATHERED_MAX, None, None, rng)
 
 
 def collector_options(settings: Settings, *, retry: bool = False) -> CollectorOptions:

@@ -13,6 +13,7 @@ from nos_ec.composition.ownership import open_other_cell
 from nos_ec.core.errors import NosError, Transient
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.states import BlockKind
+from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.expiry.lifecycle_rules import OtherCells
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.expiry.survival import Survey
@@ -113,6 +114,14 @@ class WorkerSide:
         self._adapters.stack.callback(opened.close)
         return opened
 
+    def _rules_elsewhere(self) -> OtherCells | None:
+        """Return the cells that have the lifecycle rules of some wide buckets; None for a store without cells."""
+        cell = self._adapters.settings.cell
+        if cell is None:
+            return None
+        opened = self._other_cells()
+        return OtherCells(cell, opened.metadata_of, opened.directory)
+
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
         adapters = self._adapters
@@ -124,12 +133,15 @@ class WorkerSide:
     def lifecycle_walk(self) -> LifecycleWalk:
         """Return the walk that applies the lifecycle rules of buckets. Expired objects go into the trash if the store
         has one."""
-        adapters, cell = self._adapters, self._adapters.settings.cell
-        others = None
-        if cell is not None:
-            opened = self._other_cells()
-            others = OtherCells(cell, opened.metadata_of, opened.directory)
-        return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, adapters.settings.trash.keep_ms, others)
+        adapters, trash_ms = self._adapters, self._adapters.settings.trash.keep_ms
+        return LifecycleWalk(adapters.metadata, adapters.clock, DAY_MS, trash_ms, self._rules_elsewhere())
+
+    def known_expiry(self) -> KnownExpiry:
+        """Return the lifecycle rules that tell a packer when objects will expire."""
+        adapters = self._adapters
+        known = KnownExpiry(adapters.metadata, DAY_MS, self._rules_elsewhere())
+        adapters.stack.callback(known.close)
+        return known
 
     def publisher(self) -> MessagePublisher:
         """Return a publisher to the message log."""
@@ -149,8 +161,8 @@ class WorkerSide:
 
 
 class _OtherCells:
-    """The metadata of the other cells of the store. Opens that of a cell when it is first needed. Belongs to one
-    thread."""
+    """The metadata of the other cells of the store. Opens that of a cell when it is first needed. One thread
+    uses it at a time."""
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
@@ -183,5 +195,5 @@ class _OtherCells:
 
     def close(self) -> None:
         """Close what was opened."""
-        for opened in self._opened.values():
+        for opened in list(self._opened.values()):
             opened.close()

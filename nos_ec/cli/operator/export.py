@@ -15,9 +15,7 @@ from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.output import count_text, emit, err, out, progress, stdout
 from nos_ec.cli.terminal.values import Since, time_of
 from nos_ec.core.errors import InvalidInput, NotFound
-from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.gc.gc_events import Event, Names, PutEvent, event_line
-from nos_ec.engine.expiry.known_expiry import KnownExpiry
 from nos_ec.engine.figures.event_export import ExportOptions, exported_events
 from nos_ec.engine.texts import size_text
 
@@ -58,7 +56,7 @@ def export_events(
             raise NotFound(f"bucket {bucket} has no objects")
         task = bar.add_task("objects", total=None)
         options = ExportOptions(bucket, since_ms, one_in)
-        known = KnownExpiry(system.metadata, DAY_MS)
+        known = system.worker.known_expiry()
         events: Iterator[Event] = exported_events(
             system.metadata, system.clock, Names(system.store_id, keep=names), options, known
         )

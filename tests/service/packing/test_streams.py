@@ -123,7 +123,8 @@ def test_streams_of_large_stripes_have_many_of_them(bench: Bench, learned: Syste
     """With few, packing them apart would undo what GC expects of merging their blocks."""
     for stripe_bytes, least_bytes in ((1 << 20, 50 << 20), (32 << 20, 50 * (32 << 20))):
         geometry = Geometry(8, 3, stripe_bytes // 8)
-        packing_of_gc = packing.gc_packing(bench.settings(), geometry, learned.metadata, random.Random(1))
+        known = learned.worker.known_expiry()
+        packing_of_gc = packing.gc_packing(bench.settings(), geometry, learned.metadata, known, random.Random(1))
         assert packing_of_gc._options.stream_bytes_min == least_bytes
 
 
@@ -148,7 +149,8 @@ def test_groups_are_ready_before_the_merge_list_is_full(bench: Bench, count: int
     bench.config.write_text(text.replace("[consumer]\n", '[consumer]\nmerge_list_bytes_max = "8MiB"\n'))
     rng = random.Random(1)
     with bench.open() as system:
-        merge = packing.consumer_packing(system.settings, system.geometry, system.metadata, rng).new_list()
+        known = system.worker.known_expiry()
+        merge = packing.consumer_packing(system.settings, system.geometry, system.metadata, known, rng).new_list()
         landed = LandingId(b"landed")
         for number in range(200):
             size, version = rng.randint(100_000, 400_000), 1 + rng.randrange(1 << 50)

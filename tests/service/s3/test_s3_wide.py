@@ -26,7 +26,7 @@ from nos_ec.composition.wiring import initialise, open_system
 from nos_ec.core.errors import ConfigError, Transient
 from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
-from nos_ec.engine.expiry import lifecycle_walk
+from nos_ec.engine.expiry import known_expiry, lifecycle_walk
 from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
 from nos_ec.engine.wide.buckets import NOT_WIDE
 from nos_ec.gateway.operations.bucket_logging import LogObject
@@ -291,6 +291,29 @@ def test_nothing_expires_by_rules_that_cannot_be_read(cells: Cells, ann: Any, mo
         open_other_cell(
             cells.settings.of_cell("b").model_copy(update={"store": cells.settings.of_cell("c").store}), other
         )
+
+
+def test_packers_know_the_rules_in_all_slices(cells: Cells, ann: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packer of another cell knows no rules while the first cell is away."""
+
+    def expiring(cell: str) -> list[str]:
+        system = cells.system(cell)
+        known, now_ms = system.worker.known_expiry(), system.clock.now_ms()
+        rows = system.metadata.list_objects("wide", "", "", 100)
+        return [row.key.name for row in rows if known.expires_ms(row, row.created_ms, now_ms) is not None]
+
+    monkeypatch.setattr(known_expiry, "FIRST_WAIT_S", 60)
+    fill(ann)
+    ruled(ann)
+    due = {cell: [key for key in keys_in(cells, cell) if key.startswith("folder-1/")] for cell in "bc"}
+    assert {cell: expiring(cell) for cell in "bc"} == due
+    assert all(due.values())
+
+    def fail(*_: Any) -> Any:
+        raise Transient("the database is away")
+
+    monkeypatch.setattr(worker_side, "open_other_cell", fail)
+    assert {cell: expiring(cell) for cell in "bc"} == due | {"c": []}
 
 
 @pytest.mark.parametrize("cell", ["b", "c"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 import pytest
@@ -20,6 +21,7 @@ from nos_ec.core.ids import LandingId, ObjectKey
 from nos_ec.core.packing.lifetimes import BUCKETS_MAX, OTHERS, STREAM_CUTS_DAYS, UNKNOWN, Counts, is_sampled
 from nos_ec.engine.expiry import known_expiry, survival
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
+from nos_ec.engine.expiry.lifecycle_rules import OtherCells
 from nos_ec.engine.expiry.survival import (
     COUNT_WAIT_MS,
     DAY_MS,
@@ -33,7 +35,16 @@ from nos_ec.engine.expiry.survival import (
     lifetimes_of,
 )
 from nos_ec.engine.packable import Packable
-from nos_ec.ports.metadata import DocumentKind, LivingObject, Metadata, SurvivalRow
+from nos_ec.ports.metadata import (
+    BucketState,
+    Directory,
+    DirectoryRow,
+    DocumentKind,
+    LivingObject,
+    Metadata,
+    SurvivalRow,
+)
+from nos_ec.ports.metadata.directory import decode_slices, encode_slices
 from nos_ec.ports.metadata.survival import SURVIVAL_ROWS_MAX
 from tests.rig.fakes.clock import FakeClock
 from tests.rig.fakes.metadata_bench import MetadataBench
@@ -205,14 +216,15 @@ class Table:
     def __init__(self, rows: list[SurvivalRow]) -> None:
         self.rows = rows
         self.documents: dict[str, bytes] = {}
+        self.marks: dict[str, bytes] = {}
         self.failure: NosError | None = None
         self.reads = 0
 
     def documents_of(self, kind: DocumentKind, after: str, limit: int) -> list[tuple[str, bytes]]:
-        assert kind is DocumentKind.LIFECYCLE
         if self.failure is not None:
             raise self.failure
-        return [one for one in sorted(self.documents.items()) if one[0] > after][:limit]
+        found = {DocumentKind.LIFECYCLE: self.documents, DocumentKind.WIDE: self.marks}[kind]
+        return [one for one in sorted(found.items()) if one[0] > after][:limit]
 
     def survival(self) -> list[SurvivalRow]:
         self.reads += 1
@@ -272,6 +284,112 @@ def test_rules_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     known = KnownExpiry(cast(Metadata, table), DAY_MS)
     told = [known.expires_ms(packable(bucket, "a", now_ms), now_ms, now_ms) for bucket in sorted(table.documents)]
     assert [one is not None for one in told] == [True] * 30 + [False] * 20
+
+
+class FirstCell:
+    """The documents of wide buckets in their first cell, which may be away, and hangs until `answers` is set."""
+
+    def __init__(self, marks: dict[str, bytes], **rules: list[ExpiryRule]) -> None:
+        self.marks = marks
+        self.rules = rules
+        self.failure: NosError | None = None
+        self.answers = Event()
+        self.answers.set()
+        self.reads = 0
+
+    def documents_in(self, cell: str) -> BucketState:
+        assert cell == "a"
+        self.reads += 1
+        assert self.answers.wait(60)
+        if self.failure is not None:
+            raise self.failure
+        return cast(BucketState, self)
+
+    def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
+        assert kind is DocumentKind.LIFECYCLE
+        rules = self.rules.get(name, [])
+        return encode_rules(rules) if rules else None
+
+    def directory_row(self, bucket: str) -> DirectoryRow:
+        return DirectoryRow(bucket, "a", "ann", 5, slices=decode_slices(self.marks[bucket]))
+
+
+@pytest.fixture
+def first_cell() -> Iterator[FirstCell]:
+    """The first cell of two wide buckets that also have a slice in cell b."""
+    cell = FirstCell({name: encode_slices(("a", "b")) for name in ("wide", "wide-too")}, wide=[ExpiryRule("r", days=3)])
+    yield cell
+    cell.answers.set()
+
+
+def expiring(known: KnownExpiry, now_ms: int) -> list[str]:
+    """The buckets whose new objects will expire."""
+    buckets = ("plain", "wide", "wide-too")
+    return [one for one in buckets if known.expires_ms(packable(one, "a", now_ms), now_ms, now_ms) is not None]
+
+
+def of_cell_b(first_cell: FirstCell) -> KnownExpiry:
+    """What packers of cell b know, which has a plain bucket with rules of its own."""
+    table = Table([])
+    table.documents, table.marks = {"plain": encode_rules([ExpiryRule("r", days=1)])}, first_cell.marks
+    return KnownExpiry(
+        cast(Metadata, table), DAY_MS, OtherCells("b", first_cell.documents_in, lambda: cast(Directory, first_cell))
+    )
+
+
+def end_of_reading(known: KnownExpiry) -> None:
+    thread = known._elsewhere._thread
+    assert thread is not None
+    thread.join()
+
+
+def test_rules_of_wide_buckets_are_read_in_their_first_cell(
+    first_cell: FirstCell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(known_expiry, "FIRST_WAIT_S", 60)
+    now_ms, known = FakeClock().now_ms(), of_cell_b(first_cell)
+    for _ in range(2):
+        assert expiring(known, now_ms) == ["plain", "wide"], "the first refresh waits for the other cell"
+    assert first_cell.reads == 2, "each bucket is read once in a refresh"
+    first_cell.failure = Transient("away")
+    now_ms += known_expiry.REFRESH_MS
+    expiring(known, now_ms)
+    end_of_reading(known)
+    assert expiring(known, now_ms) == ["plain", "wide"], "by the rules known before"
+    assert capsys.readouterr().out.count("not read in their first cells") == 1
+    first_cell.failure = None
+    first_cell.rules = {"wide-too": [ExpiryRule("r", days=3)]}
+    now_ms += known_expiry.REFRESH_MS
+    expiring(known, now_ms)
+    end_of_reading(known)
+    assert expiring(known, now_ms) == ["plain", "wide-too"]
+    known.close()
+
+
+def test_packing_does_not_wait_for_a_first_cell_that_hangs(
+    first_cell: FirstCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_expiry, "FIRST_WAIT_S", 0)
+    monkeypatch.setattr(known_expiry, "END_WAIT_S", 0)
+    now_ms, known, closed = FakeClock().now_ms(), of_cell_b(first_cell), of_cell_b(first_cell)
+    first_cell.answers.clear()
+    for refresh in range(3):
+        assert expiring(known, now_ms + refresh * known_expiry.REFRESH_MS) == ["plain"]
+    assert first_cell.reads <= 1, "one read hangs, and no other one begins"
+    assert expiring(closed, now_ms) == ["plain"]
+    closed.close()
+    first_cell.answers.set()
+    end_of_reading(known)
+    end_of_reading(closed)
+    assert expiring(known, now_ms + 2 * known_expiry.REFRESH_MS) == ["plain", "wide"]
+    assert first_cell.reads <= 3, "what was closed reads no further bucket"
+
+
+def test_rules_of_other_cells_count_for_the_bound(first_cell: FirstCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_expiry, "FIRST_WAIT_S", 60)
+    monkeypatch.setattr(known_expiry, "RULES_KNOWN_MAX", 2)
+    first_cell.rules["wide-too"] = [ExpiryRule("r", days=3)]
+    assert expiring(of_cell_b(first_cell), FakeClock().now_ms()) == ["plain", "wide"]
 
 
 def test_the_table_is_read_every_few_minutes_and_may_be_away() -> None:
