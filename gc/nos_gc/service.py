@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from threading import Event
 from typing import Any, TypeVar
@@ -17,11 +17,12 @@ from nos_ec.core.ids import BlockId
 from nos_ec.engine.expiry.lifecycle_walk import LifecycleWalk
 from nos_ec.engine.gc.collector import Collector
 from nos_ec.engine.gc.control import GcControl
+from nos_ec.engine.gc.run.note import RunState, read_run
 from nos_ec.engine.gc.run.progress import CollectionResult, GcCounters
 from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.throttling import POLL_MS
 from nos_ec.engine.gc.victims import CollectionPlan
-from nos_ec.engine.gc.workers import WorkersMetadata, WorkerState, read_workers, worker_lease
+from nos_ec.engine.gc.workers import WorkersMetadata, read_workers, running_workers, worker_lease
 from nos_ec.engine.leases import HeldLease
 from nos_ec.engine.objects.trash import Purged, TrashCan
 from nos_ec.engine.packing.stripe_writer import StripeWriter
@@ -98,12 +99,10 @@ class GcService:
         """
         since_ms = self._clock.now_ms() - recent_ms
         total, failure, taken = None, None, None
-        tried: set[int] = set()
         try:
             self._run_housekeeping(beat)
             began_ms = self._clock.now_ms()
-            while (worker := self._next_worker(tried, since_ms)) is not None:
-                tried.add(worker)
+            for worker in self._workers_in_turn(since_ms):
                 left_ms = None if max_ms is None else max_ms - (self._clock.now_ms() - began_ms)
                 try:
                     result = self._run_worker(worker, beat, stop, left_ms)
@@ -127,25 +126,34 @@ class GcService:
             raise
         return CollectionResult() if total is None else total
 
-    def _next_worker(self, tried: Collection[int], since_ms: int) -> int | None:
-        """Return the free worker that has not run for longest. Leaves out the workers that were tried, and those whose
-        last runs began at `since_ms` or later. Returns None if no worker is left. Raises Conflict if other processes
-        run all of them and none was tried, and Transient.
+    def _workers_in_turn(self, since_ms: int) -> Iterator[int]:
+        """Yield each worker that is free and due when its turn comes, first the one that has not run for longest. Those
+        are not due whose last runs began at `since_ms` or later. Raises Conflict if other processes run all of them at
+        the beginning, and Transient.
 
-        A single worker is always tried, so that the error of its lease names the process that holds it.
+        A worker's own note is read again before its turn, because another process may have run it meanwhile. Workers
+        that are not free at the beginning are tried last. A single worker is always tried, so that the error of its
+        lease names the process that holds it.
         """
         if self._workers == 1:
-            return None if tried else 0
-        now_ms = self._clock.now_ms()
-        free = [one for one in read_workers(self._metadata, self._workers, now_ms) if not one.running]
-        free = [one for one in free if one.worker < self._workers]
-        if not free and not tried:
+            yield 0
+            return
+        known = read_workers(self._metadata, self._workers, self._clock.now_ms())[: self._workers]
+        if all(one.running for one in known):
             raise Conflict(
                 f"all {self._workers} GC workers run in other processes; `nos-ec gc status` names them. Let them"
                 " finish, or raise gc.workers for all GC processes"
             )
-        due = [one for one in free if one.worker not in tried and not since_ms <= _began_ms(one) <= now_ms]
-        return min(due, key=lambda one: (_began_ms(one), one.worker)).worker if due else None
+        due = [one for one in known if self._is_due(one.run, since_ms)]
+        for turn, one in enumerate(sorted(due, key=lambda one: (one.running, _began_ms(one.run), one.worker))):
+            if turn and not self._is_due(read_run(self._metadata, one.worker), since_ms):
+                continue
+            if one.running and one.worker in running_workers(self._metadata, self._clock.now_ms()):
+                continue
+            yield one.worker
+
+    def _is_due(self, last: RunState | None, since_ms: int) -> bool:
+        return not since_ms <= _began_ms(last) <= self._clock.now_ms()
 
     def _run_worker(self, worker: int, beat: Beat, stop: Event | None, max_ms: int | None) -> CollectionResult:
         """Run one collection, and for worker 0 apply expiry before it. Raises what `run_once` raises."""
@@ -298,8 +306,8 @@ def _is_unfinished(result: CollectionResult) -> bool:
     return result.behind is Behind.BLOCKS and result.objects_moved > 0
 
 
-def _began_ms(one: WorkerState) -> int:
-    return 0 if one.run is None else one.run.started_ms
+def _began_ms(last: RunState | None) -> int:
+    return 0 if last is None else last.started_ms
 
 
 def _attempt(failure: str, work: Callable[[], T]) -> T | None:

@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from threading import Barrier, BrokenBarrierError, Event
 from typing import Any, cast
 
 import pytest
 
+from nos_ec.adapters.sql.metadata import SqlMetadata
 from nos_ec.composition import adapters
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import Conflict, LeaseLost, NosError, Transient
@@ -30,10 +31,11 @@ from nos_ec.engine.gc.run.stop import Stopped
 from nos_ec.engine.gc.workers import read_workers, worker_lease
 from nos_ec.monitoring.gc_samples import worker_samples
 from nos_ec.ports.block_store import BlockStore
-from nos_ec.ports.clock import Clock
+from nos_ec.ports.clock import Clock, unwatched
 from nos_gc.assemble import gc_collector, gc_service
 from nos_gc.service import _is_unfinished
 from tests.rig.at_rest import LaterClock
+from tests.rig.sql.sql_plans import caught
 from tests.service.conftest import Bench
 from tests.service.gc.test_gc import configure, dig_holes, sealed
 from tests.service.gc.test_gc_policies import DAY_MS, amplification, holey
@@ -138,6 +140,44 @@ def test_the_worker_comes_first_that_has_not_run_for_longest(bench: Bench) -> No
         late.ahead_ms -= DAY_MS
         service.run_once(recent_ms=60_000)
         assert sorted(order) == ["gc", "gc-1", "gc-2"], "after the clock was set back, all are due"
+
+
+def test_what_others_run_meanwhile_is_known_when_the_turn_of_a_worker_comes(bench: Bench) -> None:
+    """Another process ends its run of worker 3, runs worker 1 and begins worker 2, while this one runs worker 0."""
+    workers(bench, 4)
+    with bench.open() as system, bench.open() as other, ExitStack() as held:
+        collect(system)
+        system.clock = other.clock = LaterClock(DAY_MS)
+        order: list[str] = []
+        service, elsewhere = gc_service(system), gc_service(other)
+        took, ends = service._new_lease, other.contended_lease(worker_lease(3))
+        ends.__enter__()
+
+        def meanwhile(name: str) -> Any:
+            if not order:
+                ends.__exit__()
+                elsewhere._run_worker(1, unwatched, None, None)
+                held.enter_context(other.contended_lease(worker_lease(2)))
+            order.append(name)
+            return took(name)
+
+        service._new_lease = meanwhile
+        service.run_once(recent_ms=60_000)
+        assert order == ["gc", "gc-2", "gc-3"]
+        assert service.counters.runs == 2
+
+
+def test_the_notes_of_all_workers_are_read_once_in_a_run(bench: Bench) -> None:
+    """After that, a worker's own note is read before its turn: 4 + 3 of 4 workers. Reading all notes before each turn
+    would take 4 times 4."""
+    workers(bench, 4)
+    with bench.open() as system:
+        service = gc_service(system)
+        service.run_once()
+        with caught(cast(SqlMetadata, system.metadata)) as statements:
+            assert len(list(service._workers_in_turn(system.clock.now_ms() + 1))) == 4
+        tables = [text.partition("FROM ")[2].split()[0] for text, _ in statements]
+        assert tables == ["leases"] + 7 * ["stored_totals"]
 
 
 def test_a_process_too_many_is_told_that_all_workers_run(bench: Bench) -> None:
