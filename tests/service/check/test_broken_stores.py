@@ -193,7 +193,7 @@ def test_foreign_files_are_left_alone(bench: Bench) -> None:
 
 
 def test_an_unreadable_shard_folder_counts_as_lost(bench: Bench) -> None:
-    """Whatever the reason: here a loop of links, elsewhere permissions or a broken disk."""
+    """The reason does not matter: here it is a loop of links, elsewhere permissions or a broken disk."""
     root = _filled(bench)
     for digit in "0123456789abcdef":
         folder = root / "blocks" / "shard-03" / digit

@@ -355,7 +355,8 @@ def test_an_object_that_the_metadata_forgot(bench: Bench, system: System) -> Non
 # --- the landing copy of a packed object ----------------------------------------------------------
 @pytest.mark.parametrize("mode", ["log", "drain"])
 def test_the_record_of_a_packed_object(bench: Bench, system: System, mode: str) -> None:
-    """In its grace period, to be verified, verified in an open segment, and gone; also when the log is drained."""
+    """It is in its grace period, then waits to be verified, is verified in an open segment, and is gone. The same holds
+    while the log is drained."""
     key = put(bench, system)
     copy = row_of(system, key).landing_id
     assert copy is not None

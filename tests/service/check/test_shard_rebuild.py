@@ -200,7 +200,7 @@ def test_a_lost_stripe_does_not_stop_the_rest_of_its_block(bench: Bench) -> None
 
 
 def test_a_lost_stripe_without_objects_is_no_loss(bench: Bench) -> None:
-    """As the end of an append that was cut short."""
+    """An append that was cut short ends with such a stripe."""
     packed(bench, 200)
     with bench.open() as system:
         layout = ShardLayout(system.geometry)
@@ -320,7 +320,7 @@ def test_a_deletion_that_was_killed_is_not_undone(bench: Bench) -> None:
 def test_a_store_that_recovers_itself_has_nothing_to_rebuild(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As Ceph does."""
+    """Ceph is such a store."""
     monkeypatch.setattr(OperatorSide, "shard_rebuild", lambda *_: None)
     assert run(["--config", str(bench.config), "shards", "rebuild"]) == 0
     assert capfd.readouterr().out == "nothing to rebuild: " + (

@@ -723,7 +723,7 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench, system: System, tm
 
 
 def test_every_line_is_json_if_that_is_asked_for(bench: Bench, system: System) -> None:
-    """Also those of the HTTP server, which has a logger of its own, and an error that ends the process."""
+    """The HTTP server, which has a logger of its own, writes JSON, too, and so does an error that ends the process."""
     port = free_port()
     environment = {**without_settings(os.environ), "NOS_EC_LOGGING__FORMAT": "json", "NOS_EC_API__PORT": str(port)}
     command = [sys.executable, "-m", "nos_ec", "--config", str(bench.config), "api"]

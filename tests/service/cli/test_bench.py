@@ -87,7 +87,7 @@ def test_ways_take_turns_and_are_compared_round_by_round(config: Path, monkeypat
 def test_each_way_lands_where_it_should_and_a_life_leaves_no_segment(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On devices of the configured store nothing is written."""
+    """The bench writes nothing on devices of the configured store."""
     monkeypatch.setattr("nos_ec.bench.life.life_bench.IDLE_S", 0.01)
     settings = load_settings(config, {"NOS_EC_LANDING__DEVICES": str(config.parent / "absent" / "device")})
     with life_stores(settings, "both", KEY) as stores:

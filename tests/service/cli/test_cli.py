@@ -267,7 +267,7 @@ def test_listing_folders(cli: Cli, bench: Bench, system: System) -> None:
     ],
 )
 def test_bad_names_are_refused(cli: Cli, file: Path, name: str, says: str, system: System) -> None:
-    """At the command line, with a sentence that says what is wrong; nothing is stored."""
+    """The command line refuses them with a sentence that says what is wrong, and stores nothing."""
     for arguments in (("put", name, str(file)), ("get", name, "-o", "x"), ("rm", name), ("stat", name)):
         error = cli(*arguments, exits=2)
         assert error["error"] == "InvalidInput"
@@ -496,7 +496,7 @@ def test_a_demo_shows_no_warning_and_its_gc_collects_every_block(
 
 
 def test_demo_through_s3(tmp_path: Path, bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    """By botocore, and afterwards with the environment that the demo tells."""
+    """The demo uses botocore. Afterwards, the commands work with the environment that it prints."""
     source, root = tmp_path / "source", tmp_path / "demo"
     for index in range(60):
         path = source / f"Folder {index % 3}" / f"f{index} ä"
@@ -589,7 +589,7 @@ def test_unreadable_shards(cli: Cli, bench: Bench, system: System) -> None:
 
 
 def test_split_objects_survive_the_loss_of_any_shards(bench: Bench, system: System) -> None:
-    """Of two chunks that an object lies in, each may be decoded, or both."""
+    """If an object lies in two chunks, either or both of them may have to be decoded."""
     for number in range(60):
         bench.put(system, f"thumbnail-{number}", bench.data(CHUNK * 9 // 16))
     bench.pack(system)

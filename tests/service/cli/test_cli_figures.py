@@ -17,7 +17,7 @@ from tests.service.conftest import CHUNK, Bench
 def test_summaries_are_not_cut(
     group: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal of 80 columns."""
+    """The terminal has 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     assert run([*group, "--help"]) == 0
     listed = capfd.readouterr().out.partition("Commands:")[2]
@@ -40,7 +40,7 @@ def test_simulate_reads_sizes_from_stdin(bench: Bench) -> None:
 
 
 def test_simulate_tells_raw_bytes_per_user_byte(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of the configured geometry."""
+    """The figures are those of the configured geometry."""
     bench.config.write_text(bench.config.read_text().replace("[geometry]", "[geometry]\nk = 4\nm = 2"))
     command = ["--config", str(bench.config), "simulate", "--workload", "W2", "--objects", "3000", "--window", "100"]
     assert run([*command, "--json"]) == 0

@@ -114,7 +114,7 @@ def test_shares_are_rounded_once() -> None:
 def test_settings_are_shown_whole_and_without_passwords(
     cli: Cli, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not cut at the width of a terminal that is not there."""
+    """They are not cut at the width in COLUMNS, because the output is not a terminal."""
     monkeypatch.setenv("COLUMNS", "40")
     long = "/srv/" + "long-name-" * 30
     servers = ",".join(f"broker-{number}.example.org:9092" for number in range(20))
@@ -148,7 +148,7 @@ def test_a_listing_is_continued_as_pasted(
     how: str,
     given: list[str],
 ) -> None:
-    """In another shell, in another folder, whatever the names are."""
+    """The printed command works in another shell and in another folder, whatever the names are."""
     names = ["-o 'x' $(id)", "a b", "red\x1b[31m\n'\\'e9", "äö", "z"]
     for bucket in ("-b", "c"):
         for name in names:

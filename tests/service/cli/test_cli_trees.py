@@ -131,7 +131,7 @@ def test_what_is_left_out_alone_is_no_failure(cli: Cli, tree: Path) -> None:
 
 
 def test_folders_and_files_that_may_not_be_read(bench: Bench, system: System, tree: Path) -> None:
-    """As another user, whom modes keep out; the modules are loaded before."""
+    """The test runs as another user, whom modes keep out. The modules are loaded before."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     subprocess.run(["chmod", "-R", "a+rwX", str(bench.folder)], check=True)
@@ -164,7 +164,7 @@ def test_problems_are_bounded_and_counted(cli: Cli, tmp_path: Path) -> None:
 def test_a_file_that_changes_or_vanishes(
     cli: Cli, tree: Path, system: System, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """While it is read; the others are stored."""
+    """The file changes while it is read. The other files are stored."""
     from nos_ec.library import tree as loading
 
     read = loading._SourceFile.read
@@ -341,7 +341,7 @@ def test_a_damaged_object_does_not_stop_the_others(cli: Cli, tmp_path: Path, ben
 
 
 def test_get_ends_early_where_nothing_can_be_written(cli: Cli, tmp_path: Path, bench: Bench, system: System) -> None:
-    """On a disk of 64 KiB."""
+    """The disk has 64 KiB."""
     (out := tmp_path / "out").mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(out)], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted; run as root")
@@ -357,7 +357,7 @@ def test_get_ends_early_where_nothing_can_be_written(cli: Cli, tmp_path: Path, b
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_get_can_be_ended_and_continued(bench: Bench, system: System, tmp_path: Path, number: signal.Signals) -> None:
-    """Whatever file is there is whole."""
+    """Each file that exists is whole."""
     objects = {f"{index % 7}/{index:03}": bench.data(2000) for index in range(400)}
     system.client.store().put_many([(ObjectKey("b", name), data) for name, data in objects.items()])
     out = tmp_path / "out"
@@ -522,7 +522,7 @@ def test_options_that_do_not_go_together(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_the_bytes_that_come_back_are_those_that_were_put(cli: Cli, tree: Path, tmp_path: Path) -> None:
-    """For the record of `md5` in `ls`, by which --skip-existing decides."""
+    """`ls` shows their `md5`, by which --skip-existing decides."""
     cli("put", "-r", "docs", str(tree))
     md5 = {row["name"]: row["md5"] for row in cli("ls", "docs", "-l")["objects"]}
     assert md5 == {name: hashlib.md5(data).hexdigest() for name, data in _files(tree).items()}

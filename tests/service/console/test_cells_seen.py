@@ -225,7 +225,7 @@ def test_a_cell_that_goes_away_keeps_its_last_figures(
 def test_a_cell_that_hangs_while_it_is_opened_delays_no_other(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even that of the directory."""
+    """The cell of the directory may hang, too."""
     go_on = threading.Event()
 
     def open_or_hang(of_cell: Settings) -> System:

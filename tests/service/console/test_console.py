@@ -347,7 +347,7 @@ def test_keys_reach_everything_in_an_order_that_makes_sense(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_rates_of_prometheus_are_accessible(browser: Browser, bench: Bench, scheme: Any) -> None:
-    """With names of kinds, quantiles, and charts of a day and a month."""
+    """The page names kinds and quantiles, and has charts of a day and a month."""
     names = [f"{kind}:{name}" for kind in KINDS for name in ("count", "size_bytes", "p50_s", "p99_s", "errors")]
     now = vector(*(({"figure": name}, "0.5") for name in (*names, "answered", "known")))
     firing = rules_of(("NosEcDaemonDown", "ok", [alert("firing", store="a")]), ("NosEcWritersDie", "ok", []))

@@ -58,7 +58,7 @@ def test_the_command_serves_until_it_is_stopped(bench: Bench) -> None:
 
 
 def test_the_command_serves_all_cells_in_one_process(tmp_path: Path) -> None:
-    """Also while the cell of the directory is away."""
+    """It also does so while the cell of the directory is away."""
     shutil.rmtree(new_cells(tmp_path, a=1, b=1).of_cell("a").store.root or "")
     with console_of(cells_config(tmp_path, a=1, b=1)) as (process, url):
         with httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=WAIT_S_MAX) as client:

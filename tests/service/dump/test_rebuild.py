@@ -170,7 +170,7 @@ def assert_rebuilt(drill: Drill, system: System, to_look_at: dict[str, set[str]]
 
 
 def test_drill(bench: Bench, cli: Cli) -> None:
-    """With the dump in the store itself."""
+    """The dump is in the store itself."""
     drill = Drill(bench, cli, OBJECTS)
     lose_database(bench)
     said, to_look_at = rebuild(bench, cli)

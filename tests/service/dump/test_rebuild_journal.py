@@ -78,7 +78,7 @@ def versions(system: System) -> list[tuple[bytes | None, bool]]:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_deletes_since_the_dump_stay_deleted(bench: Bench, cli: Cli, packed: bool) -> None:
-    """Of small and large objects, one by one and in bulk, of the dump and newer ones."""
+    """The deleted objects are small and large, older and newer than the dump, and deleted one by one and in bulk."""
     with bench.open() as system:
         keys = bench.put_some(system, 60)
         keys += [bench.put(system, f"large-{n}", bench.data(3 * STRIPE + n), "large") for n in range(3)]
@@ -111,7 +111,7 @@ def test_deletes_since_the_dump_stay_deleted(bench: Bench, cli: Cli, packed: boo
 
 @pytest.mark.landing("store")
 def test_what_a_deleted_object_had_replaced_stays_away(bench: Bench, cli: Cli) -> None:
-    """Also if only the bytes of the older one are left."""
+    """It stays away even if only the bytes of the older object are left."""
     with bench.open() as system:
         keys = bench.put_some(system, 2)
         bench.pack(system)

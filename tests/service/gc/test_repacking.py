@@ -233,7 +233,8 @@ def test_explain_says_that_a_block_is_repacked(bench: Bench, padded: System) -> 
 
 
 def test_blocks_that_are_dense_are_set_aside_but_their_holes_are_seen(bench: Bench, padded: System) -> None:
-    """As densely as the packer can that never splits. The policy looks at what is dead in them at any time."""
+    """They are as dense as the packer that never splits can make them. The policy looks at what is dead in them at any
+    time."""
     configure(bench, "consumer", NEVER)
     with bench.open() as system:
         system.clock = padded.clock
@@ -284,7 +285,7 @@ def test_a_run_packs_a_limited_number_of_objects_in_memory(
 
 
 def test_blocks_of_little_but_padding_are_repacked_too(bench: Bench) -> None:
-    """To be merged with others they have too little: what they need is estimated with a twentieth to spare."""
+    """They have too little to be merged with others: GC estimates what they need with a twentieth to spare."""
     configure(bench, "consumer", NEVER)
     configure(bench, "gc", "hole_ratio_min = 0.45")
     with bench.open() as system:

@@ -122,7 +122,7 @@ def test_large_objects_pass_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_object_that_may_fit_no_segment_passes_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a write of its own would cost."""
+    """It passes by whatever a write of its own would cost."""
     monkeypatch.setattr("nos_ec.composition.landing.BYPASS_BYTES", 64 * MIB)
     config = bench.config.read_text().replace("chunk_size = 16384", "chunk_size = 131072")
     bench.config.write_text(config)
@@ -169,7 +169,7 @@ def test_a_hundred_short_processes_do_not_use_up_the_log(bench: Bench) -> None:
 
 
 def test_puts_pass_by_a_log_that_is_full(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until there is room, and for as long as the log waits before it tries again."""
+    """They pass by until there is room, and for as long as the log waits before it tries again."""
     monkeypatch.setattr("nos_ec.engine.landing.segment_maker.RETRY_WAIT_MS_MAX", RETRY_WAIT_MS)
     with bench.open() as system:
         bench.put_some(system, 1100)

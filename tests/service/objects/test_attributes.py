@@ -122,7 +122,7 @@ def test_an_overwrite_takes_them_away(bench: Bench, system: System) -> None:
 
 
 def test_the_largest_objects_that_are_packed(bench: Bench, system: System) -> None:
-    """With the most attributes and the longest name they fill a group of their own."""
+    """An object with the most attributes and the longest name fills a group of its own."""
     most = given_to(1)
     size = system.client.store().packed_size_max
     name = "n" * 1024

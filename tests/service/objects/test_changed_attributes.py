@@ -141,7 +141,8 @@ def test_a_great_object_gets_some_that_its_group_has_no_room_for(bench: Bench, e
 @pytest.mark.parametrize("changed", ["before the dump", "after the dump"])
 @pytest.mark.parametrize("forward", [False, True], ids=["in place", "copied forward"])
 def test_a_rebuild_takes_those_of_the_dump(bench: Bench, cli: Cli, changed: str, forward: bool) -> None:
-    """Also of objects that are packed, or written again, after the dump, and no old copy becomes a version."""
+    """It takes them for objects that are packed or written again after the dump, too, and no old copy becomes a
+    version."""
     dump = str(bench.folder / "dump")
     with bench.open() as system:
         packed = put_some(bench, system, "packed")
@@ -189,7 +190,7 @@ def test_a_rebuild_without_a_dump_takes_what_blocks_and_copies_tell(bench: Bench
 
 
 def test_two_copies_of_one_put_are_one_version(system: System) -> None:
-    """Also when they tell different attributes, because these were changed before it was copied forward."""
+    """They are one even if their attributes differ, because these were changed before one was copied forward."""
     segment, data = new_segment_id(1, 7), b"bytes"
     told = [
         RecoveredRecord(ObjectKey("b", "n"), record_id(segment, 4096 * n, bytes(4)), 5, data, value(data), attributes)

@@ -315,7 +315,7 @@ def test_programs_of_the_library_of_python_read_it(store: ObjectStore) -> None:
 
 @pytest.mark.invariant(4)
 def test_a_reader_and_an_info_stay_with_their_version(bench: Bench, store: ObjectStore) -> None:
-    """Also when the object is packed meanwhile. When the bytes are gone, that is a Conflict."""
+    """They stay with it while the object is packed, too. When the bytes are gone, a read raises Conflict."""
     for size in (CHUNK, LARGE):
         old = store.put("b/it", bytes(size))
         reader, half_read = store.open_read("b/it"), store.open_read(old)

@@ -163,7 +163,8 @@ def test_parts_are_deleted_with_the_old_copies(settings: Settings) -> None:
 
 
 def test_parts_that_are_not_needed_in_the_target_are_deleted(settings: Settings) -> None:
-    """Of an object that was removed while its bucket was moved, and of a move that was given up."""
+    """These are the parts of an object that was removed while its bucket was moved, and those of a move that was given
+    up."""
     fill(settings)
     with open_system(settings.of_cell("a")) as here:
         kept, gone = upload_of(here.metadata.get(KEY)), upload_of(compose(here, replace(KEY, name="x"), [b"1", b"2"]))

@@ -85,7 +85,7 @@ def assert_same_uploads(settings: Settings) -> Found:
 
 
 def test_clients_continue_their_uploads(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And get the objects that they would have got without the move."""
+    """They get the objects that they would have got without the move."""
     monkeypatch.setattr(multipart_operations, "PART_BYTES_MIN", 1)
     monkeypatch.setattr(keys, "PAGE_PARTS", 2)
     with open_system(settings.of_cell("a")) as directory:
@@ -139,7 +139,7 @@ def end_by_s3(client: Any, kind: str, of: dict[str, Any]) -> None:
 
 
 def test_a_gateway_that_knows_the_old_cell_is_refused_once(settings: Settings) -> None:
-    """Whatever a client does with its upload, also if the upload exists only in the new cell."""
+    """This holds for everything that a client does with its upload, even if the upload exists only in the new cell."""
     with serving_cells(settings) as (cells, gateway):
         client = gateway.client("ann")
         client.create_bucket(Bucket="photos")
@@ -312,7 +312,7 @@ def test_old_uploads_are_aborted_where_their_bucket_is_served(settings: Settings
 def test_a_bucket_comes_back_with_its_uploads(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_collected: bool
 ) -> None:
-    """Also if GC deletes the old parts just before they are copied again."""
+    """It does so even if GC deletes the old parts just before they are copied again."""
     config = Path(settings.of_cell("a").store.root).parent / "cells.toml"
 
     def call(*arguments: str) -> int:

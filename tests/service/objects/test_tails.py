@@ -61,7 +61,7 @@ def test_where_a_tail_is_cut() -> None:
 
 @pytest.mark.parametrize("size", [WHOLE, WHOLE - 1, WHOLE + STRIPE // 2, 10 * STRIPE, 23 * STRIPE, 5 * STRIPE + 17])
 def test_ranges_within_and_across_the_tail(bench: Bench, system: System, size: int) -> None:
-    """While it is landed, and once it is packed."""
+    """The ranges are read while the tail is landed, and once it is packed."""
     data = bench.data(size)
     key = bench.put(system, "large", data)
     row = system.metadata.get(key)

@@ -78,7 +78,7 @@ def test_the_bytes_of_every_state_come_back(bench: Bench, system: System) -> Non
 
 
 def test_a_get_finds_what_is_there_now(bench: Bench, system: System) -> None:
-    """Also one that remembers where objects are."""
+    """A store that remembers where objects are finds it, too."""
     store, can = system.client.store(), system.client.trash()
     key = bench.put(system, "n", b"first")
     assert store.get(key) == b"first"
@@ -102,7 +102,7 @@ def test_a_get_finds_what_is_there_now(bench: Bench, system: System) -> None:
 def test_a_row_that_cannot_be_removed_does_not_keep_the_others(
     bench: Bench, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the collection, whatever is wrong with it."""
+    """It does not keep GC from collecting either, whatever is wrong with it."""
     keys = bench.put_some(system, 20)
     now_ms = system.clock.now_ms()
     rows = system.metadata.delete_many(keys, now_ms, now_ms)
@@ -260,7 +260,7 @@ def test_a_rebuild_keeps_what_was_put_after_a_clock_was_set_back(
 
 @pytest.mark.invariant(7)
 def test_a_rebuild_leaves_in_the_trash_what_was_there(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also what GC and consumers have moved since the dump, and what has a current version with its key."""
+    """This includes what GC and consumers have moved since the dump, and what has a current version with its key."""
     cli, dump = Cli(bench, capfd), bench.folder / "dump"
     with bench.open() as system:
         packed = bench.put_some(system, 200)

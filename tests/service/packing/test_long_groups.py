@@ -245,7 +245,7 @@ def test_a_source_that_is_slow_is_waited_for_once_the_group_is_begun(writer: Wri
 
 
 def test_a_group_that_takes_too_long_is_given_up(writer: Writer) -> None:
-    """So that a consumer that loses partitions does not wait for longer than its message log does."""
+    """Otherwise a consumer that loses partitions would wait for longer than its message log does."""
     writer.clock = clock = FakeClock(writer.system.clock.now_ms())
     writer.writer = writer.make(writer.lease)
     plan = planned(writer)
@@ -471,7 +471,7 @@ def test_objects_of_every_window_can_be_read_with_m_shards_lost(writer: Writer) 
 
 
 def test_survivors_are_moved_in_a_long_group(writer: Writer) -> None:
-    """As GC writes them: read from other blocks, and read back."""
+    """GC writes them in this way: it reads them from other blocks, and reads back what it has written."""
     keys = put_for(writer.bench, writer.system, STRIPES)
     for number in range(0, len(keys), 8):
         assert writer.writer.write(long_plan(writer.system, keys[number : number + 8], WINDOW)).packed
@@ -486,7 +486,7 @@ def test_survivors_are_moved_in_a_long_group(writer: Writer) -> None:
 
 @pytest.mark.invariant(9)
 def test_a_window_and_what_begins_in_it_are_in_memory(writer: Writer) -> None:
-    """However long the group is. Coding chunks, and what is read back, belong to the store."""
+    """No more is in memory, however long the group is. Coding chunks, and what is read back, belong to the store."""
     plan, long = planned(writer, WINDOW, "short"), planned(writer, STRIPES)
     peaks = []
     for one in (plan, long):

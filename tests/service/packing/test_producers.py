@@ -346,7 +346,7 @@ class _SetBackClock(FakeClock):
 
 @pytest.mark.parametrize("step_ms", [0, LEASE_MS_MAX, 365 * 86_400_000])
 def test_slots_are_kept_during_a_batch_when_the_clock_is_set_back(team: Team, system: System, step_ms: int) -> None:
-    """For as long as a batch may last by the new time, and no longer."""
+    """They are kept for as long as a batch may last by the new time, and no longer."""
     one = team.hire(ttl_ms=LEASE_MS_MAX // 2)
     one.held.keep()
     calls: Counter[str] = Counter()

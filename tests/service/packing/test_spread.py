@@ -227,7 +227,7 @@ def test_a_fixed_spread_is_never_changed(team: Team, system: System) -> None:
 
 
 def test_what_a_producer_remembers_is_limited(team: Team, system: System) -> None:
-    """However many buckets there are, and however long nothing is packed."""
+    """The limit holds however many buckets there are, and however long nothing is packed."""
     began_ms = team.clock.now_ms()
     team.on_passed = lambda: dict.fromkeys(range(PARTITIONS), began_ms)
     one = team.hire(spread=automatic(), batch_objects=100)

@@ -143,7 +143,7 @@ def test_a_store_learns_from_its_deletes(bench: Bench) -> None:
 @pytest.mark.usefixtures("small_streams")
 @pytest.mark.parametrize("count", [1, 4])
 def test_groups_are_ready_before_the_merge_list_is_full(bench: Bench, count: int) -> None:
-    """Of objects that are large for the geometry. A consumer whose list is full without a group would write one that is
+    """The objects are large for the geometry. A consumer whose list is full without a group would write one that is
     closed early, and one at a time."""
     text = bench.config.read_text().replace("[gc]\n", f"[gc]\nstreams = {count}\n")
     bench.config.write_text(text.replace("[consumer]\n", '[consumer]\nmerge_list_bytes_max = "8MiB"\n'))

@@ -385,7 +385,7 @@ def test_no_room_for_a_block(writer: Writer, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_block_refused_for_lack_of_space_leaves_nothing_behind(writer: Writer) -> None:
-    """As with a quota on objects that `free_bytes` does not show yet. No other block is tried."""
+    """A quota on objects that `free_bytes` does not show yet refuses blocks like this. No other block is tried."""
     plan = writer.plan(5)
     for _ in range(3):
         writer.blocks.before["create"] = [NoSpace("over a quota")]

@@ -138,7 +138,8 @@ def test_recovery_counts_it_as_dead_and_nobody_calls_it_damaged(writer: Writer, 
 @some
 @pytest.mark.parametrize("recovered", [False, True], ids=["open", "sealed"])
 def test_a_rebuild_adopts_nothing_of_it(bench: Bench, cli: Cli, used: bool, stripes: int, recovered: bool) -> None:
-    """Not even what was written as a whole. Its block is not put aside as if something in it could not be read."""
+    """It does not even adopt what was written as a whole. The block of the group is not put aside as if something in it
+    could not be read."""
     with bench.open() as system:
         writer = Writer(bench, system)
         block_id = begin(writer, used=used, stripes=stripes)
@@ -205,7 +206,8 @@ def committed(bench: Bench, writer: Writer) -> tuple[BlockId, int]:
 
 @pytest.mark.invariant(3, 10)
 def test_a_rebuild_believes_a_dump_that_counts_more_stripes_than_there_are(bench: Bench, cli: Cli) -> None:
-    """As recovery believes the row. Its objects stay, and those that lie in the stripes that are there can be read."""
+    """Recovery believes the row in the same way. The objects of the block stay, and those that lie in the stripes that
+    are there can be read."""
     with bench.open() as system:
         block_id, stripes = committed(bench, Writer(bench, system))
         dump = bench.folder / "dump"

@@ -75,7 +75,7 @@ def test_of_many_writers_of_one_key_one_succeeds(bench: Bench, system: System, l
 
 @pytest.mark.landing("store")
 def test_a_refused_put_leaves_no_copy_behind(bench: Bench, system: System) -> None:
-    """Nor a reservation: if a PUT loses a race, its reservation ends with the refusal."""
+    """It leaves no reservation behind either: if a PUT loses a race, its reservation ends with the refusal."""
     store = ObjectStore(system)
     with bench.open() as other:
         first = meanwhile(system, lambda: ObjectStore(other).put("b/n", b"first"))

@@ -184,7 +184,7 @@ def test_what_was_deleted_goes_in_the_end_with_all_that_it_left(metadata: SqlMet
     ],
 )
 def test_a_marker_that_is_alone_goes(metadata: SqlMetadata, rule: ExpiryRule, after_days: int | None) -> None:
-    """Whatever its age by the rule of markers, else as old as objects must be."""
+    """By the rule of markers it goes at any age; by other rules, when it is as old as objects must be."""
     hands = Hands(metadata, rule)
     marker = hands.delete()
     gone = []
@@ -335,7 +335,7 @@ def test_a_key_that_is_stuck_stops_no_other(metadata: SqlMetadata) -> None:
 def test_a_bucket_that_is_walked_again_stops_no_other_day(
     metadata: SqlMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it begin anew with each run, however short these are."""
+    """It does not begin anew with each run either, however short the runs are."""
     monkeypatch.setattr(lifecycle_bucket, "PAGE_ROWS", 5)
     hands = Hands(metadata, ExpiryRule("r", noncurrent_days=1))
     for _ in range(18):

@@ -199,7 +199,7 @@ def test_requests_to_a_bucket_are_logged_in_another(gateway: Gateway, ann: Any) 
 
 
 def test_a_request_with_a_wrong_signature_is_logged_too(gateway: Gateway, ann: Any) -> None:
-    """Also if nobody else uses the bucket, and without what authenticates it."""
+    """It is logged even if nobody else uses the bucket, and without what authenticates it."""
     put(ann)
     url = ann.generate_presigned_url("get_object", {"Bucket": "photos", "Key": "k"})
     parts = urlsplit(url.replace("X-Amz-Expires=3600", "X-Amz-Expires=3601"))

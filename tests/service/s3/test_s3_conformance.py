@@ -90,7 +90,7 @@ def test_the_owner_that_is_expected_of_a_source(gateway: Gateway, ann: Any) -> N
 
 @pytest.mark.parametrize("number", [-3, 0, 10_001])
 def test_part_numbers_are_looked_at_first(ann: Any, number: int) -> None:
-    """Before the object and the upload, which are not there."""
+    """They are checked before the object and the upload, which do not exist."""
     of_upload = {**NAMED, "UploadId": "0" * 32, "PartNumber": number}
     refused("InvalidArgument", 400, ann.get_object, **NAMED, PartNumber=number)
     refused("400", 400, ann.head_object, **NAMED, PartNumber=number)
@@ -352,7 +352,8 @@ def test_conditions_on_the_target_of_a_copy(ann: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ["MD5", "SHA512", "XXHASH64", "XXHASH3", "XXHASH128"])
 def test_checksums_that_not_every_client_knows(gateway: Gateway, algorithm: str) -> None:
-    """Of an object, and of an upload, whose checksum is computed from the checksums of its parts."""
+    """The test compares the checksum of an object, and that of an upload, which is computed from the checksums of its
+    parts."""
     header, body = f"x-amz-checksum-{algorithm.lower()}", b"part"
 
     def sending(operation: str, **headers: str) -> Any:

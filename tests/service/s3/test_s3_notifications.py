@@ -219,7 +219,8 @@ def test_hostile_keys_arrive_as_they_are(bench: Bench, system: System, ann: Any)
 
 
 def test_the_sequencers_of_a_key_rise_whatever_happens_to_it(bench: Bench, system: System, ann: Any) -> None:
-    """Without versions, with them, and in a suspended bucket. The removal of a marker by its id is not ordered."""
+    """They rise without versions, with them, and in a suspended bucket. The removal of a marker by its id is not
+    ordered."""
     configure(ann, configuration())
     k = {"Bucket": "photos", "Key": "k"}
     ann.put_object(**k)
@@ -277,7 +278,7 @@ def test_a_configuration_comes_back_and_can_be_removed(bench: Bench, system: Sys
 
 @pytest.mark.parametrize("left", ["", "gone"])
 def test_what_waits_for_a_topic_that_is_removed_is_sent_and_nothing_more(bench: Bench, left: str) -> None:
-    """Also if no topic is left."""
+    """This holds even if no topic is left."""
     settings = bench.config.read_text()
     bench.config.write_text(settings + SETTINGS)
     with bench.open() as system, serving(system, system.settings.s3) as gateway:

@@ -124,7 +124,7 @@ def test_case_put_obj_copy_source(gateway: Gateway, ann: Any) -> None:
 
 
 def test_case_put_obj_copy_source_meta(gateway: Gateway, ann: Any) -> None:
-    """Like the case before."""
+    """This case is like the one before."""
     ann.create_bucket(Bucket="target")
     ann.put_object(**NAMED, Body=b"x")
     ann.put_bucket_policy(**policy(statement({})))
@@ -344,7 +344,7 @@ READS_OF_A_TAG: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("operation", "more"), READS_OF_A_TAG)
 def test_a_deny_by_tag_binds_everybody(gateway: Gateway, tagged: Any, operation: str, more: dict[str, Any]) -> None:
-    """Of the version that is used, current or named, and for the owner and root, too."""
+    """The tags are those of the version that is used, current or named. The deny binds the owner and root, too."""
     tagged.put_bucket_versioning(Bucket="photos", VersioningConfiguration={"Status": "Enabled"})
     old = tagged.put_object(Bucket="photos", Key="v", Body=b"1", Tagging="security=private")["VersionId"]
     new = tagged.put_object(Bucket="photos", Key="v", Body=b"2", Tagging="security=public")["VersionId"]

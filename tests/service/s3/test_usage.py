@@ -190,7 +190,8 @@ def test_a_bucket_that_changes_too_much_is_counted_again(system: System, monkeyp
 
 
 def test_documents_decide_what_is_metered(system: System) -> None:
-    """Also after a rebuild of the metadata, which restores documents and no sums, and for a deleted bucket."""
+    """They also decide after a rebuild of the metadata, which restores documents and no sums, and for a deleted
+    bucket."""
     put(system, "k", 7)
     want(system)
     clock = SetClock(system.clock.now_ms())

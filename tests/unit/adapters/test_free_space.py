@@ -92,7 +92,7 @@ def test_no_caller_waits_for_a_monitor_that_hangs(
 
 
 def test_a_monitor_that_answers_is_waited_for(monitors: Monitors, space: FreeSpace) -> None:
-    """So that a process that asks once in ten minutes does not rely on a figure that is ten minutes old."""
+    """Otherwise a process that asks once in ten minutes would rely on a figure that is ten minutes old."""
     assert space.free_bytes() == 1000
     monitors.free_bytes = 0
     assert space.free_bytes() == 0

@@ -191,7 +191,7 @@ def test_a_member_rejoins_when_the_offsets_of_a_partition_start_again(
 
 
 def test_a_member_does_not_start_at_offsets_of_another_topic(consumer: KafkaConsumer, driver: ScriptedDriver) -> None:
-    """Nor do they hold commits back: they belong to another topic."""
+    """Such offsets do not hold commits back either."""
     driver.stored = {2: (10_000, "topic-id=another"), 3: (7, "topic-id=one")}
     consumer._assigned(consumer._client.driver, places(2, 3))
     assert driver.begins == {2: OFFSET_BEGINNING, 3: OFFSET_INVALID}
@@ -202,7 +202,7 @@ def test_a_member_does_not_start_at_offsets_of_another_topic(consumer: KafkaCons
 def test_offsets_without_an_id_are_trusted_unless_they_are_past_the_end(
     consumer: KafkaConsumer, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, end: int, begins: int | None
 ) -> None:
-    """As older versions committed them."""
+    """Older versions committed such offsets."""
     driver.stored = {2: (10, "")}
     monkeypatch.setattr(consumer._look_up, "offsets", lambda _which: dict.fromkeys(range(4), end))
     consumer._assigned(consumer._client.driver, places(2))

@@ -127,7 +127,7 @@ def test_no_row() -> None:
 
 @pytest.mark.parametrize("before", [[], [b"\1", COLUMN, END], [b"\1", COLUMN, END, b"\1x"]], ids=len)
 def test_what_the_server_refuses_is_raised(before: list[bytes]) -> None:
-    """At once, or when the statement is killed between two packets."""
+    """It is raised at once, or when the statement is killed between two packets."""
     with pytest.raises(pymysql.err.OperationalError) as raised:
         answered(sent(*before, KILLED))
     assert raised.value.args == (1317, "Query execution was interrupted")

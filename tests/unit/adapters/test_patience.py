@@ -132,7 +132,8 @@ def test_a_server_that_does_not_greet_does_not_answer() -> None:
 
 
 def test_whatever_a_server_sends_is_an_answer() -> None:
-    """Also that it has too many connections, and a proxy that closes the connection at once."""
+    """An error that there are too many connections is one, too, and so is the end of a connection that a proxy closes
+    at once."""
     with another_protocol(sent(TOO_MANY)[:3] + b"\0" + TOO_MANY) as port:
         assert probe_of(port, 30).answers()
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -105,7 +105,7 @@ def test_the_mean_sizes_of_the_workloads_are_right() -> None:
 
 @pytest.mark.parametrize(("group", "w1", "w2"), [("the client", 0.65, 0.23), ("OSDs", 1.81, 0.43)])
 def test_a_line_through_two_workloads_predicts_other_sizes(group: str, w1: float, w2: float) -> None:
-    """As measured in the same table of docs/MEASUREMENTS.md; docs/CAPACITY.md shows both."""
+    """One table of docs/MEASUREMENTS.md has the figures of all sizes; docs/CAPACITY.md shows those of the two."""
     rows = re.findall(rf"\| of which {group} \|([^\n]*)\|", (DOCS / "MEASUREMENTS.md").read_text())
     (cells,) = ([cell.split("/")[-1] for cell in row.split("|")] for row in rows if len(row.split("|")) == 7)
     measured = [float(cell) for cell in cells]

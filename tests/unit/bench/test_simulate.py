@@ -134,7 +134,7 @@ def test_four_streams_lose_at_most_two_tenths_of_a_point(workload: str) -> None:
 
 
 def test_waits_end_when_an_object_is_placed() -> None:
-    """In the open group or, with the published policy, in a group that is handed out."""
+    """An object is placed in the open group or, with the published policy, in a group that is handed out."""
     best = run("W6", 5_000, window=30)
     assert best.max_wait_windows <= 2.0 < 10 < best.max_hold_windows, "a stripe holds far more than the window"
     nos = run("W3", 5_000, window=100, policy="nos")

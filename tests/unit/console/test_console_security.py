@@ -204,7 +204,7 @@ def test_who_shares_an_address_cannot_lock_out_a_browser_that_has_logged_in(cloc
 def test_other_pages_may_lead_to_a_page_and_load_nothing(
     clock: FakeClock, site: str, mode: str, destination: str, status: int
 ) -> None:
-    """Without a login too, where no cookie is needed."""
+    """This also holds without a login, where no cookie is needed."""
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": destination}
     assert Client(app_of(clock, None)).get("/flow", headers=headers).status_code == status
 

@@ -129,7 +129,7 @@ def test_everything_is_planned_exactly_once_in_valid_groups(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_any_accepted_object_can_be_planned_alone(geometry: Geometry, policy: str) -> None:
-    """With the longest name there is, in the fewest stripes."""
+    """Objects with the longest name are planned, too, in the fewest stripes."""
     for size, name_size in product(boundary_sizes(geometry), [PLAIN_RECORD_MAX, PLAIN_RECORD_MAX + 1, NAME_RECORD_MAX]):
         merge: MergeList[None] = merge_list(policy, geometry, 10, 1000, random.Random(0))
         if size > limit_with(size_max(geometry), name_size):

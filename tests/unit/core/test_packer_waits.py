@@ -110,7 +110,7 @@ def test_the_open_group_counts_until_it_is_handed_out() -> None:
 
 
 def test_a_window_of_objects_ends_the_group_with_its_stripe() -> None:
-    """So that no more than two windows and a stripe are held, however small objects are."""
+    """So no more than two windows and a stripe are held, however small objects are."""
     merge = BestFitMergeList[None](GEOMETRY, 100, 1 << 40)
     for count in range(1, 5001):
         add(merge, 4000, now_ms=0)

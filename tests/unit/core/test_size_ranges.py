@@ -97,7 +97,8 @@ def test_ranges_cost_little_more_than_the_best_that_is_known(least_kib: int, mos
 
 @pytest.mark.parametrize("seed", range(6))
 def test_objects_of_planned_rows_are_placed_once_in_valid_groups(seed: int) -> None:
-    """Whatever else arrives, deadlines pass, and names are: a row that is planned need not get its objects."""
+    """This holds whatever else arrives, whatever deadlines pass, and whatever the names are: a row that is planned need
+    not get its objects."""
     rng = random.Random(seed)
     geometry = rng.choice(
         [Geometry(), Geometry(k=3, m=2, chunk_size=32 * KIB), Geometry(k=2, m=1, chunk_size=KIB * 16)]

@@ -46,7 +46,7 @@ def test_each_partition_has_a_key_that_the_partitioner_sends_there(partitions: i
 
 
 def test_the_keys_that_other_programs_may_rely_on() -> None:
-    """As docs/KAFKA.md gives them. A change of the rule would be seen here."""
+    """docs/KAFKA.md lists them. A change of the rule would make this test fail."""
     assert [message_key("photos", number, 12) for number in range(12)] == [
         *(b"photos#6", b"photos#14", b"photos#8", b"photos#9", b"photos#40", b"photos#36"),
         *(b"photos#4", b"photos#19", b"photos#11", b"photos", b"photos#1", b"photos#2"),

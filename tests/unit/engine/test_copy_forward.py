@@ -202,7 +202,7 @@ def test_the_last_objects_of_a_segment_are_copied_and_it_goes(stage: Stage) -> N
 
 
 def test_a_copy_keeps_its_attributes_and_the_time_of_its_put(stage: Stage) -> None:
-    """So that a rebuild of lost rows does not take it for a later PUT."""
+    """Otherwise a rebuild of lost rows would take it for a later PUT."""
     (row,) = stage.segment(live=1, attributes=b"some")
     assert stage.forward().run_once().objects == 1
     (again,) = stage.copies.copies

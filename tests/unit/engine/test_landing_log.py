@@ -333,7 +333,7 @@ def test_a_store_that_does_not_answer_is_not_asked_about_each_record(rig: Rig, e
 
 
 def test_records_that_cannot_be_made_void_wait_for_longer_and_longer(rig: Rig) -> None:
-    """Also while another segment is parked."""
+    """They also do so while another segment is parked."""
     landed, (refused,) = rig.land(copies(20))
     landed.settle([refused])
     rig.clock.advance(OPTIONS.segment_age_ms)

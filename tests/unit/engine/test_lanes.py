@@ -172,7 +172,7 @@ def test_lanes_that_rest_after_a_failure_can_be_closed() -> None:
 
 
 def test_a_lane_writes_a_run_of_groups_that_follow_each_other() -> None:
-    """As many as fill a block. Each stream has runs of its own."""
+    """A run has as many groups as fill a block. Each stream has runs of its own."""
     writers = [HeldWriter() for _ in range(3)]
     lanes = lanes_of(writers)
     for number in range(6):

@@ -422,7 +422,7 @@ def is_signalled(frame: FrameType) -> bool:
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leads", "waits"])
 def test_an_interrupt_at_any_line_holds_up_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch, leads: bool) -> None:
-    """Also one between two steps that belong together."""
+    """Some of these lines are between two steps that belong together."""
     monkeypatch.setattr(put_queue, "CALM_S", 0.02)
     bench.stores.on_land = lambda names: time.sleep(0.001)
     for line in range(1, 400):
@@ -466,7 +466,7 @@ def test_an_interrupt_at_any_line_holds_up_no_other(bench: Bench, monkeypatch: p
 
 
 def test_a_second_interrupt_at_any_line_holds_up_no_other(bench: Bench) -> None:
-    """While the leader that was interrupted gives up."""
+    """It comes while the leader that was interrupted gives up."""
 
     def interrupt(names: list[str]) -> None:
         if "interrupted" in names:

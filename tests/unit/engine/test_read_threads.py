@@ -90,7 +90,7 @@ def test_all_are_read_in_order(threads: ReadThreads) -> None:
 def test_reads_that_hang_are_abandoned_and_the_others_are_done(
     threads: ReadThreads, timer: Timer, hanging: Hanging, hang: int
 ) -> None:
-    """Also when more of them hang than there are slots."""
+    """This also holds when more reads hang than there are slots."""
     reads = [hanging.read() for _ in range(hang)] + [_quick(number) for number in range(50)]
     expected = ["late"] * hang + [str(number) for number in range(50)]
     assert _read_while_some_hang(threads, timer, hanging, reads, hang) == expected

@@ -103,7 +103,7 @@ def test_a_call_that_is_cancelled_while_it_runs_ends_without_a_word(workers: Wor
 
 
 def test_closing_drops_what_waits_and_lets_end_what_runs() -> None:
-    """Also when the loop has ended."""
+    """It does so even when the loop has ended."""
     workers = Workers(1, "tested")
     go_on, begun, ran = threading.Event(), threading.Event(), list[int]()
 

@@ -84,7 +84,7 @@ def test_the_check_values_of_the_catalogue(algorithm: Algorithm, hexadecimal: st
     ],
 )
 def test_the_xxhashes_of_no_bytes_in_its_specification(algorithm: Algorithm, hexadecimal: str) -> None:
-    """In the canonical form, which is big-endian."""
+    """They are in the canonical form, which is big-endian."""
     assert digest_of(algorithm, b"").hex() == hexadecimal
 
 

@@ -28,7 +28,7 @@ def test_the_examples_print_what_they_say(program: str, tmp_path: Path) -> None:
 
 
 def test_the_examples_are_typed(program: str, tmp_path: Path) -> None:
-    """As a program of someone else, which sees of the package what its `py.typed` offers."""
+    """mypy checks them like a program of someone else, to which the package's `py.typed` offers its types."""
     source = tmp_path / "example.py"
     source.write_text(program + "\n\nreveal_type(store)\nreveal_type(info.state)\nreveal_type(reader)\n")
     cache = str(ROOT / ".mypy_cache/examples")  # its own: `make types` may be writing the other one now

@@ -212,7 +212,7 @@ def test_services_hold_one_package_each() -> None:
 
 
 def test_every_package_has_its_layer() -> None:
-    """In the contracts of import-linter, and in the list in ARCHITECTURE.md."""
+    """It is in the contracts of import-linter, and in the list in ARCHITECTURE.md."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = {name.strip() for layer in settings["contracts"][0]["layers"] for name in layer.split("|")}
     architecture = (ROOT / "docs/ARCHITECTURE.md").read_text()
