@@ -191,6 +191,10 @@ class Buckets(BucketState, Protocol):
         """Return one page of the documents of this kind, with the names of their buckets, by UTF-8 byte order of these
         names. The query also steps over each document of another kind."""
 
+    def correct_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
+        """Do the same as `set_bucket_document`, but make no call of AccessChanges: for a document that is a copy, and
+        can be corrected again after a rebuild of the metadata."""
+
     def bucket_records(self, after: str, limit: int) -> list[BucketRecord]:
         """Return one page of the buckets that have a row, for dumps, by UTF-8 byte order of their names."""
 
@@ -204,8 +208,8 @@ class AccessChanges(Protocol):
 
     def on_access_changed(self, call: Callable[[AccessOf, str], object]) -> None:
         """Register a callback. Each later method that changes a row, documents or grants makes this call with the name
-        of the bucket or access key, after the change is durable and before the method returns. Exceptions of the
-        callback are passed on."""
+        of the bucket or access key, after the change is durable and before the method returns, except for
+        `restore_buckets` and `correct_document`. Exceptions of the callback are passed on."""
 
 
 class AccessKeys(Protocol):

@@ -301,11 +301,22 @@ class AccessKeyContract:
             "remove_access_key": lambda: metadata.remove_access_key("key"),
         }
         methods = {name for of in (BucketState, Buckets, AccessKeys) for name in vars(of) if not name.startswith("_")}
-        assert methods == changes.keys() | READING | {"restore_buckets"}, "a new method changes access, or only reads"
+        told_nobody = {"restore_buckets", "correct_document"}
+        assert methods == changes.keys() | READING | told_nobody, "a new method changes access, or only reads"
         for name, change in changes.items():
             change()
             assert told == [(AccessOf.KEY, "key") if "access_key" in name else (AccessOf.BUCKET, "b")], name
             told.clear()
+
+    def test_a_copy_is_corrected_without_telling(self, bench: MetadataBench) -> None:
+        metadata, told = bench.metadata, list[str]()
+        metadata.create_bucket("b", "ann", PRIVATE, 5)
+        metadata.on_access_changed(lambda _, name: told.append(name))
+        for body in (b"one", b"two", None):
+            assert metadata.correct_document("b", DocumentKind.NOTIFICATION, body, 5)
+            assert metadata.bucket_document("b", DocumentKind.NOTIFICATION) == body
+        assert not metadata.correct_document("none", DocumentKind.NOTIFICATION, b"one", 5)
+        assert told == []
 
     def test_an_access_key_is_found_and_changed(self, bench: MetadataBench) -> None:
         metadata = bench.metadata

@@ -196,6 +196,7 @@ class MovesContract:
             lambda: bench.put("new"),
             lambda: metadata.set_attributes(row, b""),
             lambda: metadata.set_bucket_document("bucket", DocumentKind.TAGS, b"x", 5),
+            lambda: metadata.correct_document("bucket", DocumentKind.TAGS, b"x", 5),
             lambda: metadata.grant("bucket", "bob", Rights.READ, 5),
             lambda: metadata.set_bucket_owner("bucket", "bob", 5),
             lambda: metadata.set_bucket_acl("bucket", CannedAcl.PUBLIC_READ, 5),

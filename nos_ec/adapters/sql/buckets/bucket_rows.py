@@ -120,8 +120,14 @@ class SqlBuckets(NotifyingPart):
         return self._read_in(name, _documents, name, kinds)
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
+        done = self.correct_document(name, kind, body, now_ms)
+        self._access_changed(AccessOf.BUCKET, name)
+        return done
+
+    def correct_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
         done = self._change_buckets([name], _set_bucket_document, name, kind, body, now_ms)
-        self._changed(name)
+        if self._events is not None:
+            self._events.forget(name)
         return done
 
     @reads
