@@ -68,6 +68,8 @@ consumer  survival           INSERT, UPDATE (counted_ms, counts), DELETE
 consumer  waiting            INSERT, UPDATE (landing_id, due_ms), DELETE
 
 gc        blocks             INSERT, UPDATE, DELETE
+gc        bucket_documents   INSERT, DELETE
+gc        buckets            UPDATE (deleted_ms)
 gc        changed_names      INSERT, DELETE
 gc        counters           UPDATE (value)
 gc        directory          UPDATE (home, moves, slices)

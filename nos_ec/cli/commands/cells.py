@@ -102,8 +102,7 @@ def create_wide(
     """Create a bucket whose objects lie in several cells, by their names.
 
     The number of its slices never changes, not even if it is deleted and created again, and what a cell has of it moves
-    only as a whole, so choose enough cells. Do nothing if its owner already has it. Notifications cannot be set for it
-    (docs/CELLS.md).
+    only as a whole, so choose enough cells (docs/CELLS.md). Do nothing if its owner already has it.
     """
     settings = whole_store(context(ctx).settings())
     require_account(owner)

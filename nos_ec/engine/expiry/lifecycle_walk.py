@@ -8,7 +8,8 @@ numbers of versions that were removed long ago.
 
 A bucket that fails is skipped, and walked again later that day, with waits that double. After FAILURES_MAX failed
 buckets in a row the run ends, because the cause is not the buckets. Wide buckets whose rules are in another cell do not
-count: while that cell is away, all of them fail, and the buckets of this cell are walked.
+count: while that cell is away, all of them fail, and the buckets of this cell are walked. The walk also corrects the
+copies that this cell has of their documents (docs/adr/0073).
 
 9  memory holds the rules of BUCKETS_PAGE buckets (lifecycle_rules.py)
 """
@@ -29,6 +30,7 @@ from nos_ec.core.expiry import ExpiryRule
 from nos_ec.core.killpoints import kill_point
 from nos_ec.engine.expiry.lifecycle_bucket import START, BucketMetadata, BucketWalk, WalkCounts, WalkPosition
 from nos_ec.engine.expiry.lifecycle_rules import FoundRules, LifecycleRules, OtherCells, RuledBucket
+from nos_ec.engine.wide.buckets import copy_documents
 from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import NOTE_CHARS_MAX, Notes
 
@@ -226,6 +228,11 @@ class _Run:
 
         try:
             found = self._lifecycle.rules.read(bucket)
+            is_elsewhere = found.documents is not self._metadata
+            if is_elsewhere and copy_documents(
+                found.documents, self._metadata, bucket.name, self._clock.now_ms(), is_recorded=False
+            ):
+                _log.warning("copies of documents corrected, which differed from the first cell", bucket=bucket.name)
             if found.rules:
                 self._lifecycle.of_bucket(bucket.name, found).walk(after, on_page)
         except Exception as error:

@@ -5,7 +5,7 @@ Each kind of document is one `DocumentType`, declared in the module that knows w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nos_ec.engine.objects.streams import read_up_to
@@ -42,12 +42,8 @@ class DocumentType:
 class BucketDocuments:
     """The operations on documents. Safe to call from several threads."""
 
-    def __init__(
-        self, metadata: BucketState, access: Access, clock: Clock, refused: Set[DocumentKind] = frozenset()
-    ) -> None:
-        """`refused` are the kinds that the buckets cannot have, because they are wide."""
+    def __init__(self, metadata: BucketState, access: Access, clock: Clock) -> None:
         self._metadata = metadata
-        self._refused = refused
         self._access = access
         self._clock = clock
 
@@ -63,13 +59,11 @@ class BucketDocuments:
 
     def put(self, of: DocumentType, call: Call) -> Reply:
         """Store the document in the request, replacing the old one. Raises AccessDenied, NoSuchBucket,
-        NotImplemented, MaxMessageLengthExceeded, and the errors of `of.parse`."""
+        MaxMessageLengthExceeded, and the errors of `of.parse`."""
         call.require(Rights.OWNER)
         stored = of.parse(call, self._access)
         if len(stored) > DOCUMENT_BYTES_MAX:
             raise S3Error("MaxMessageLengthExceeded", f"The configuration has more than {DOCUMENT_BYTES_MAX} bytes.")
-        if stored and of.kind in self._refused:
-            raise S3Error("NotImplemented", f"This is a wide bucket, which cannot have a {of.kind} configuration.")
         self._access.set_bucket_document(call.bucket, of.kind, stored or None, self._clock.now_ms())
         return of.put_reply(stored)
 

@@ -10,7 +10,7 @@ from random import Random
 import uvicorn
 
 from nos_ec.composition.wiring import System
-from nos_ec.engine.wide.buckets import NOT_WIDE, WideBuckets
+from nos_ec.engine.wide.buckets import WideBuckets
 from nos_ec.engine.wide.listings import MergedLists, MergedUploads
 from nos_ec.gateway.auth.access import Access
 from nos_ec.gateway.auth.key_ring import KeyRing
@@ -120,7 +120,7 @@ def make_service(
         RenameOperations(store, objects, multipart, access, encryption),
         multipart,
         ObjectLockOperations(objects.find_version, locks, changes, clock),
-        BucketDocuments(buckets, access, clock, frozenset() if wide is None else NOT_WIDE),
+        BucketDocuments(buckets, access, clock),
         bucket_encryption(encryption),
         bucket_notifications(settings.topics),
         Websites(access, objects, settings.website_domain_names),

@@ -65,6 +65,7 @@ from tests.service.packing.foreign import publish_named
 from tests.service.s3.test_lifecycle_walk import LIFECYCLE_POINTS
 from tests.service.s3.test_s3_rename import RENAME_POINTS
 from tests.service.s3.test_s3_wide import WIDE_POINTS
+from tests.service.s3.test_s3_wide_notifications import DOCUMENT_POINTS
 from tests.service.s3.test_upload_kills import UPLOAD_POINTS
 from tests.service.s3.test_version_kills import VERSION_POINTS
 
@@ -957,6 +958,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             LIFECYCLE_POINTS,
             CELL_POINTS,
             WIDE_POINTS,
+            DOCUMENT_POINTS,
             MOVE_POINTS,
             BROUGHT_BACK_POINTS,
             CHANGED_POINTS,

@@ -28,7 +28,6 @@ from nos_ec.core.expiry import DAY_MS, ExpiryRule, encode_rules
 from nos_ec.core.ids import ObjectKey
 from nos_ec.engine.expiry import known_expiry, lifecycle_walk
 from nos_ec.engine.expiry.lifecycle_bucket import WalkCounts
-from nos_ec.engine.wide.buckets import NOT_WIDE
 from nos_ec.gateway.operations.bucket_logging import LogObject
 from nos_ec.gateway.server.cell_services import CellServices
 from nos_ec.ports.metadata import CannedAcl, DirectoryRow, DocumentKind
@@ -54,7 +53,7 @@ from nos_ec.settings import load_settings
 with open_cells(load_settings(Path(sys.argv[1]), {}), SystemClock()) as cells:
     cells.state_of(cells.place("wide")).delete_bucket("wide", 5)
 """
-WIDE_POINTS = ["wide.slice_created", "wide.slice_deleted"]
+WIDE_POINTS = ["wide.slice_created", "wide.first_deleted", "wide.slice_deleted"]
 
 
 @pytest.fixture
@@ -220,12 +219,11 @@ def test_websites_and_logs(served: tuple[Cells, Gateway], ann: Any) -> None:
         assert all(owner.get_object(Bucket="wide", Key=key)["Body"].read() == b"line" for key in KEYS)
 
 
-def test_what_a_wide_bucket_cannot_have_is_refused(cells: Cells, ann: Any) -> None:
-    ann.put_bucket_notification_configuration(Bucket="wide", NotificationConfiguration={})
+def test_a_quota_of_a_wide_bucket_is_refused(cells: Cells, ann: Any) -> None:
     buckets = cells.state_of(row_of(cells))
-    for kind in NOT_WIDE:
-        with pytest.raises(InvalidInput, match="wide bucket"):
-            buckets.set_bucket_document("wide", kind, b"{}", 5)
+    with pytest.raises(InvalidInput, match="wide bucket"):
+        buckets.set_bucket_document("wide", DocumentKind.QUOTA, b"{}", 5)
+    assert buckets.set_bucket_document("wide", DocumentKind.QUOTA, None, 5)
 
 
 def ruled(client: Any, **action: Any) -> None:
@@ -555,17 +553,12 @@ def test_kill_the_creation_and_the_deletion(bench: Bench, point: str) -> None:
         assert done.returncode == -signal.SIGKILL, done.stderr
     with serving_cells(settings) as (cells, gateway):
         ann = gateway.client("ann")
-        if point == "wide.slice_created":
-            for key in KEYS:
-                refused("NoSuchBucket", 404, ann.put_object, Bucket="wide", Key=key)
-            refused("404", 404, ann.head_bucket, Bucket="wide")
-            ann.create_bucket(Bucket="wide")
-        else:
-            assert cells.system("c").metadata.bucket("wide") is None
-            ann.head_bucket(Bucket="wide")
-            fill(ann)
-            refused("BucketNotEmpty", 409, ann.delete_bucket, Bucket="wide")
+        for key in KEYS:
+            refused("NoSuchBucket", 404, ann.put_object, Bucket="wide", Key=key)
+        refused("404", 404, ann.head_bucket, Bucket="wide")
+        ann.create_bucket(Bucket="wide")
         fill(ann)
+        refused("BucketNotEmpty", 409, ann.delete_bucket, Bucket="wide")
         assert listed(ann)[0] == sorted(KEYS)
         for cell in "bc":
             row = cells.system(cell).metadata.bucket("wide")
