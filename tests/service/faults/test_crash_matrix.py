@@ -60,6 +60,7 @@ from tests.service.objects.test_moves import (
     SERVED_AGAIN_POINTS,
     SERVED_MOVED_POINTS,
 )
+from tests.service.objects.test_moves_of_slices import SLICE_POINTS
 from tests.service.objects.test_trash import TRASH_POINTS
 from tests.service.packing.foreign import publish_named
 from tests.service.s3.test_lifecycle_walk import LIFECYCLE_POINTS
@@ -960,6 +961,7 @@ def test_every_kill_point_is_in_the_matrix() -> None:
             WIDE_POINTS,
             DOCUMENT_POINTS,
             MOVE_POINTS,
+            SLICE_POINTS,
             BROUGHT_BACK_POINTS,
             CHANGED_POINTS,
             GIVE_UP_POINTS,

@@ -49,7 +49,9 @@ NAMES = [f"k{number:02}" for number in range(40)]
 WEIGHTS = {"a": 1, "b": 1, "c": 0, "d": 0}
 OF_OTHER_OBJECTS = re.compile(r"moving\.(upload_opened|parts_copied|large_recorded|lock_noted)")
 """Points that a move of small objects does not pass."""
-KILL_POINTS = ["moving.marked", *(point for point in MOVE_POINTS if not OF_OTHER_OBJECTS.match(point))]
+SLICE_POINTS = ["moving.marked"]
+"""Points that only a move of slices passes."""
+KILL_POINTS = [*SLICE_POINTS, *(point for point in MOVE_POINTS if not OF_OTHER_OBJECTS.match(point))]
 IN_MOVE = ["moving.arriving", "moving.marked", "moving.compared", "moving.closed", "moving.bucket_copied"]
 AFTER_MOVE = ["moving.gone", "moving.home_changed", "moving.here", ""]
 
