@@ -8,6 +8,9 @@ round needs. A write that is refused with 503 is repeated, and waits from its fi
 all objects are read, and `nos-ec check` compares them with the blocks. Exits with 1 after a wrong answer, an incomplete
 listing, or a write that waited too long.
 
+With `--wide`, the bucket is a wide one in two cells, and what each of them has of it moves to one of two other cells
+and back.
+
     python tests/soak/cell_moves.py --minutes 20
 """
 
@@ -39,13 +42,19 @@ from nos_ec.bench.s3.s3_servers import gateways
 from nos_ec.cli.app import run
 from nos_ec.composition.cells import open_cells
 from nos_ec.ports.metadata import ROOT_ACCOUNT
-from nos_ec.settings import Settings
+from nos_ec.settings import Settings, load_settings
 from tests.rig.chaos.chaos_moves import commands_of_round
 from tests.rig.s3.s3_gateway import Access, client_of
 from tests.service.s3.cell_stores import new_cells
 
 CELLS = ("a", "b", "c")
 """The first one has the directory."""
+MOVES = [("a", "b"), ("b", "c"), ("c", "a")]
+"""From where to where the bucket moves, round after round."""
+CELLS_OF_WIDE = (*CELLS, "d")
+SLICES = ("a", "b")
+MOVES_OF_WIDE = [("a", "c"), ("b", "d"), ("c", "a"), ("d", "b")]
+"""A cell never gets other slices than it had before."""
 MOVED, STILL = "moved", "still"
 """The bucket that moves, and one that stays in the first cell, from which clients copy."""
 SOURCE, SOURCE_DATA = "source", b"copied from another cell"
@@ -256,13 +265,21 @@ class Client(threading.Thread):
         self.model.pop(name, None)
 
     def delete_many(self) -> None:
-        """Delete some objects with one call."""
-        names = self._random.sample(self._names(), 3)
-        answer = self._ask("delete many", "delete_objects", Delete={"Objects": [{"Key": name} for name in names]})
-        deleted = {one["Key"] for one in answer.get("Deleted", [])}
-        self._require(deleted == set(names), f"DeleteObjects: {answer.get('Errors')}")
-        for name in names:
-            self.model.pop(name, None)
+        """Delete some objects with one call, and with further ones those that a cell of a wide bucket has refused."""
+        names, begun_s = self._random.sample(self._names(), 3), time.monotonic()
+        while names:
+            answer = self._ask("delete many", "delete_objects", Delete={"Objects": [{"Key": name} for name in names]})
+            deleted = {one["Key"] for one in answer.get("Deleted", [])}
+            refused = {one["Key"] for one in answer.get("Errors", []) if one["Code"] == "ServiceUnavailable"}
+            is_right = (deleted | refused, deleted & refused) == (set(names), set())
+            self._require(is_right and bool(deleted), f"DeleteObjects: {answer.get('Errors')}")
+            for name in deleted:
+                self.model.pop(name, None)
+            names = sorted(refused)
+            if names:
+                self.found.refused["keys of delete many"] += len(names)
+                self._require(time.monotonic() - begun_s < REFUSED_S_MAX, f"{names} were refused for too long")
+                time.sleep(RETRY_S)
 
     # --- reads ------------------------------------------------------------------------------------
     def get(self, name: str | None = None) -> None:
@@ -435,7 +452,7 @@ def be_keeper(config: str) -> int:
 
     threading.Thread(target=wait_for_end, daemon=True).start()
     while not stop.wait(0.5):
-        for cell in CELLS:
+        for cell in load_settings(Path(config), {}).cells:
             for what in (["producer", "--once"], ["consumer", "--once"], ["gc", "run", "--apply"]):
                 code, said = command(Path(config), "--cell", cell, *what)
                 if code != 0:
@@ -456,33 +473,35 @@ def started(role: str, asked: object) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def settings_of(folder: Path) -> tuple[Settings, Path]:
+def settings_of(folder: Path, *, is_wide: bool) -> tuple[Settings, Path]:
     """The settings of a new store, and their file."""
-    settings = new_cells(folder, **dict.fromkeys(CELLS, 1))
+    settings = new_cells(folder, **dict.fromkeys(CELLS_OF_WIDE if is_wide else CELLS, 1))
     config = folder / "cells.toml"
     config.write_text(f"{config.read_text()}\n[put]\nmin_age_ms = 0\n")
     with open_cells(settings, SystemClock()) as cells:
         for bucket in (MOVED, STILL):
-            cells.claim(bucket, ROOT_ACCOUNT, CELLS[0])
+            cells.claim(bucket, ROOT_ACCOUNT, CELLS[0], SLICES if is_wide and bucket == MOVED else ())
     return settings, config
 
 
 # --- moving ---------------------------------------------------------------------------------------
 class Mover:
-    """Moves the bucket from cell to cell."""
+    """Moves the bucket from cell to cell, or what a cell has of a wide one."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, *, is_wide: bool = False) -> None:
         self._config = config
-        self._cells = cycle([*CELLS[1:], CELLS[0]])
-        self._here = CELLS[0]
+        self._is_wide = is_wide
+        self._rounds = cycle(MOVES_OF_WIDE if is_wide else MOVES)
         self.moves_s: list[float] = []
         self.not_moved: Counter[str] = Counter()
         self.problems: list[str] = []
 
     def round(self) -> bool:
         """Move the bucket once, and prepare its way back. Returns whether that succeeded."""
-        there, code, said = next(self._cells), 1, ""
-        move, *after = commands_of_round(MOVED, self._here, there)
+        (here, there), code, said = next(self._rounds), 1, ""
+        move, *after = commands_of_round(MOVED, here, there)
+        if self._is_wide:
+            move = (*move, "--from", here)
         for _ in range(TRIES_MAX):
             begun_s = time.monotonic()
             code, said = command(self._config, *move)
@@ -495,7 +514,6 @@ class Mover:
         if code != 0:
             return self._failed(f"cells move to {there}", said)
         self.moves_s.append(time.monotonic() - begun_s)
-        self._here = there
         for what in after:
             code, said = command(self._config, *what)
             if code != 0:
@@ -538,8 +556,8 @@ def report(found: Found, mover: Mover) -> list[str]:
 
 def measure(folder: Path, options: argparse.Namespace) -> list[str]:
     """Run everything in a folder. Returns the problems."""
-    settings, config = settings_of(folder)
-    mover = Mover(config)
+    settings, config = settings_of(folder, is_wide=options.wide)
+    mover = Mover(config, is_wide=options.wide)
     (folder / "gateway").mkdir(mode=0o700)
     with ExitStack() as opened:
         server = opened.enter_context(gateways(settings, folder / "gateway", 1))
@@ -574,6 +592,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--pause", type=float, default=0.01, help="seconds between two calls of a client (default 0.01)"
     )
+    parser.add_argument("--wide", action="store_true", help="move what cells have of a wide bucket")
     parser.add_argument("--be", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--keeper", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -246,6 +246,19 @@ def test_a_write_that_takes_effect_twice_is_found() -> None:
     assert seen_by(s3).wrong or seen_by(s3).incomplete
 
 
+def test_keys_that_a_cell_refuses_are_deleted_later() -> None:
+    s3 = FakeS3()
+
+    def refuse_others(answer: Answer) -> Answer:
+        first, *others = answer["Deleted"]
+        return {"Deleted": [first], "Errors": [one | {"Code": "ServiceUnavailable"} for one in others]}
+
+    s3.lies["delete_objects"] = refuse_others
+    found = seen_by(s3)
+    assert (found.wrong, found.incomplete) == ([], [])
+    assert found.calls["delete many"] == found.refused["keys of delete many"] > 0
+
+
 def test_a_call_that_is_refused_for_too_long_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_moves, "REFUSED_S_MAX", 0.0)
     assert "refused for too long" in seen_by(FakeS3(lambda: (True, False)), steps=1).wrong[0]
@@ -278,6 +291,21 @@ def test_the_bucket_goes_around(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one for one in ran[6:] if "move moved" in one] == ["cells move moved --to c", "cells move moved --to a"]
     assert mover.not_moved == {"too many changes": 2}
     assert (len(mover.moves_s), mover.problems) == (3, [])
+
+
+def test_what_cells_have_of_a_wide_bucket_goes_to_other_cells_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def command(_: Path, *arguments: str) -> tuple[int, str]:
+        ran.append(" ".join(arguments))
+        return 0, ""
+
+    monkeypatch.setattr(cell_moves, "command", command)
+    mover = Mover(Path(), is_wide=True)
+    assert all(mover.round() for _ in range(4))
+    assert [one for one in ran if "move moved" in one] == [
+        f"cells move moved --to {there} --from {here}" for here, there in ("ac", "bd", "ca", "db")
+    ]
 
 
 def test_a_bucket_that_always_changes_too_much_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
