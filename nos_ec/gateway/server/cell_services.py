@@ -84,6 +84,10 @@ class CellServices:
         try:
             bucket = self._bucket_of(request)
             if bucket is not None:
+                if _may_create(request) and not self._name_of(request):
+                    # A bucket that was deleted is created again where it was last, which only the directory knows: no
+                    # cell that it has left is asked before.
+                    self._cells.forget_home(bucket)
                 row = self._cells.known(bucket) or self._look_up(bucket)
                 if row is not None and row.slices:
                     return self._answer_wide(request, source, record, row)
@@ -373,8 +377,9 @@ class CellServices:
 
 def _may_create(request: Request) -> bool:
     """Return whether a request may be CreateBucket."""
-    names_bucket_alone = b"/" not in request.raw_path.strip(b"/")
-    return request.method == "PUT" and names_bucket_alone and request.raw_query in (b"", b"x-id=CreateBucket")
+    if request.method != "PUT" or request.raw_query not in (b"", b"x-id=CreateBucket"):
+        return False
+    return b"/" not in request.raw_path.strip(b"/")
 
 
 class _Uncounted(Source):

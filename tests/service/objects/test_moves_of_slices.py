@@ -430,3 +430,26 @@ def test_a_gateway_finds_slices_that_were_moved(settings: Settings, ann: Any, of
     ann.delete_object(Bucket="photos", Key=key)
     ann.put_object(Bucket="photos", Key=key, Body=BytesIO(key.encode()))
     assert_all_there(settings)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "source"), [("plain", []), ("photos", ["--from", "a"]), ("photos", ["--from", "b"])]
+)
+def test_a_gateway_creates_a_bucket_again_that_was_moved_and_deleted(
+    settings: Settings, ann: Any, bucket: str, source: list[str]
+) -> None:
+    """It remembers where the bucket was before, and another program has deleted it."""
+    ann.create_bucket(Bucket="plain")
+    with open_store(settings) as store:
+        store.delete_many([info.key for info in store.list(bucket)])
+    assert "Contents" not in ann.list_objects_v2(Bucket=bucket)
+    config = str(Path(settings.of_cell("a").store.root).parent / "cells.toml")
+    assert run(["--config", config, "cells", "move", bucket, *source, "--to", "c"]) == 0
+    with open_cells(settings, SystemClock()) as cells:
+        row = cells.place(bucket)
+        assert row is not None
+        assert cells.state_of(row).delete_bucket(bucket, 6)
+        cells.record(row.home, bucket)
+    ann.create_bucket(Bucket=bucket)
+    ann.put_object(Bucket=bucket, Key="k01", Body=b"new")
+    assert ann.get_object(Bucket=bucket, Key="k01")["Body"].read() == b"new"
