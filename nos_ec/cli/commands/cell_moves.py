@@ -377,7 +377,7 @@ def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow |
     if target in home.cells:
         return f"nos-ec cells move {row.bucket} --to {target}"
     if home.is_deleted or source not in home.cells:
-        return f"nos-ec cells move {row.bucket} --to {home.home}"
+        return f"nos-ec cells move {row.bucket} --to {source if source in home.cells else home.home}"
     return f"nos-ec cells move {row.bucket} --to {target}" + (f" --from {source}" if home.slices else "")
 
 

@@ -17,6 +17,7 @@ from nos_ec import open_store
 from nos_ec.adapters.sql.tables.schema import BUCKET_DOCUMENTS, DIRECTORY
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.app import run
+from nos_ec.cli.commands.cell_moves import next_command
 from nos_ec.composition.cells import open_cells, record_bucket
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import Conflict, Moved, NotFound, Transient
@@ -251,6 +252,61 @@ def test_a_wide_bucket_is_deleted_and_created_again_after_a_move(settings: Setti
         for name in NAMES:
             store.put(f"photos/{name}", name.encode())
     assert_all_there(settings)
+
+
+@pytest.mark.parametrize("slices", [("a", "b"), ("a", "b", "d")])
+def test_a_deletion_that_the_first_cell_refuses_changes_nothing(settings: Settings, slices: Sequence[str]) -> None:
+    """The rules of the bucket hold in all cells afterwards."""
+    with open_cells(settings, SystemClock()) as cells:
+        row = cells.claim_wide("photos", "ann", slices)
+        state = cells.state_of(row)
+        state.create_bucket("photos", "ann", CannedAcl.PRIVATE, 5)
+        before = [cells.system(name).metadata.unserved_bucket("photos") for name in slices]
+        with interrupted(settings, "moving.closed", "a", "c"), pytest.raises(Moved, match="takes no changes"):
+            state.delete_bucket("photos", 6)
+        after = [cells.system(name).metadata.unserved_bucket("photos") for name in slices]
+    assert after == before
+
+
+def test_a_bucket_is_deleted_while_slices_of_another_cell_are_closed(settings: Settings) -> None:
+    """The move ends, and the bucket can be created again."""
+    fill(settings)
+    with open_store(settings) as store:
+        store.delete_many([f"photos/{name}" for name in NAMES])
+        with interrupted(settings, "moving.closed", "b", "c"):
+            assert store._cells.state_of(row_of(settings)).delete_bucket("photos", 6)
+            store._cells.record("a", "photos")
+            let_die(settings)
+    recover(settings, "b")
+    move(settings, "b", "c", code=4)
+    with open_cells(settings, SystemClock()) as cells:
+        again = cells.claim_wide("photos", "bob", SLICES)
+        assert cells.state_of(again).bucket("photos") is None
+        assert cells.state_of(again).create_bucket("photos", "bob", CannedAcl.PRIVATE, 7)
+    move(settings, "b", "c")
+    with open_store(settings) as store:
+        for name in NAMES:
+            store.put(f"photos/{name}", name.encode())
+    assert_all_there(settings)
+
+
+@pytest.mark.parametrize("of", ["a", "b"])
+def test_an_unfinished_move_of_a_bucket_that_was_deleted_is_given_up(settings: Settings, of: str) -> None:
+    fill(settings)
+    with interrupted(settings, "moving.compared", of, "c"):
+        let_die(settings)
+    recover(settings, of)
+    with open_store(settings) as store:
+        store.delete_many([f"photos/{name}" for name in NAMES])
+        assert store._cells.state_of(row_of(settings)).delete_bucket("photos", 6)
+        store._cells.record("a", "photos")
+    with cell(settings, "c") as there:
+        (left,) = all_unfinished_moves(there.metadata)
+        words = next_command("c", left, True, row_of(settings)).split()
+    config = str(Path(settings.of_cell("a").store.root).parent / "cells.toml")
+    assert run(["--config", config, *words[1:]]) == 0
+    with cell(settings, "c") as there:
+        assert all_unfinished_moves(there.metadata) == []
 
 
 def test_the_row_of_another_slice_that_is_missing_is_made_again(settings: Settings) -> None:
