@@ -52,6 +52,7 @@ from nos_ec.gateway.server import http_server
 from nos_ec.library.object_info import ObjectInfo, info_of
 from nos_ec.library.object_store import ObjectStore
 from nos_ec.ports.metadata import DirectoryRow, MoveState
+from nos_ec.ports.metadata.directory import decode_slices, places_of
 from nos_ec.settings import load_settings
 from nos_ec.settings.section import DAY
 from nos_gc.assemble import gc_service
@@ -237,7 +238,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.gone_to: dict[str, dict[str, str]] = {bucket: {} for bucket in self.buckets}
         self.old_rows: dict[str, dict[Sequence[str], DirectoryRow]] = {bucket: {} for bucket in self.buckets}
         self.exist: set[str] = set()
-        self.half_created: set[str] = set()
+        # Their creation was refused after the directory knew of it, or an object came back after their deletion.
+        self.unlisted: set[str] = set()
         self.commands: list[SteppedCommand] = []
         self.uploads: list[Begun] = []
         self.cells.claim_wide(self.buckets[WIDE], "ann", SLICES)
@@ -308,10 +310,9 @@ class StoreMachine(RuleBasedStateMachine):
         answer = self.s3(account, "create_bucket", Bucket=bucket, ACL=ACL_OF_BOTH)
         if isinstance(answer, dict):
             self.exist.add(bucket)
-        if answer is None and bucket not in self.exist:
-            self.half_created.add(bucket)
-        else:
-            self.half_created.discard(bucket)
+            self.unlisted.discard(bucket)
+        elif answer is None and bucket not in self.exist:
+            self.unlisted.add(bucket)
         self.same(self.owned, {})
 
     @rule(number=NUMBERS, account=ACCOUNTS, empty=st.booleans())
@@ -323,8 +324,8 @@ class StoreMachine(RuleBasedStateMachine):
         answer = self.s3(account, "delete_bucket", Bucket=self.buckets[number])
         if isinstance(answer, dict):
             self.exist.discard(self.buckets[number])
-        if answer is not None:
-            self.half_created.discard(self.buckets[number])
+        if isinstance(answer, dict) or answer == ("NoSuchBucket", 404):
+            self.unlisted.discard(self.buckets[number])
         self.same(self.owned, {})
 
     @rule(number=NUMBERS, status=st.sampled_from(["Enabled", "Suspended"]))
@@ -522,7 +523,8 @@ class StoreMachine(RuleBasedStateMachine):
             can = store.home(bucket).client.trash()
             return info_of(can.undelete(can.find(ObjectKey(bucket, key))))
 
-        self.same(call, {bucket: CHANGED})
+        if isinstance(self.same(call, {bucket: CHANGED}), tuple) and bucket not in self.exist:
+            self.unlisted.add(bucket)
 
     # --- moves ------------------------------------------------------------------------------------
     @rule(
@@ -689,8 +691,8 @@ class StoreMachine(RuleBasedStateMachine):
         return [named, infos, [store.library.get(info) for info in infos]]
 
     def owned(self, store: Served) -> object:
-        """The buckets of each account, without those whose creation was refused when the directory knew of it."""
-        ours = set(self.buckets) - self.half_created
+        """The buckets of each account that the directory knows."""
+        ours = set(self.buckets) - self.unlisted
         return {
             account: [one["Name"] for one in client.list_buckets()["Buckets"] if one["Name"] in ours]
             for account, client in store.clients.items()
@@ -749,9 +751,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(self.is_in(bucket, frozenset([MoveState.HERE])) for bucket in self.buckets)
         self.only_homes_have_objects()
         self.objects_are_the_same()
-        for bucket in list(self.half_created):
+        for bucket in list(self.unlisted):
             self.delete_bucket(self.buckets.index(bucket), "ann", empty=False)
         self.same(self.owned, {})
+        self.slices_are_marked()
         needed = dict.fromkeys(self.buckets, READ)
         self.same(lambda store: [self.all_versions(store, bucket) for bucket in sorted(self.exist)], needed)
         self.same(lambda store: [self.in_trash(store, bucket) for bucket in self.buckets], needed)
@@ -762,6 +765,17 @@ class StoreMachine(RuleBasedStateMachine):
         for store in type(self).stores:
             for system in store.systems:
                 assert not problems(system.metadata, system.blocks, system.landing, system.medium)
+
+    def slices_are_marked(self) -> None:
+        """Each cell of the wide bucket, if that exists, has a row of it, and knows its slices: rules depend on it."""
+        bucket = self.buckets[WIDE]
+        found = self.cells.directory.metadata.directory_row(bucket)
+        assert found is not None
+        for cell in found.cells if bucket in self.exist else ():
+            row, mark = self.cells.system(cell).metadata.unserved_bucket(bucket)
+            assert row is not None
+            assert mark is not None
+            assert places_of(cell, decode_slices(mark)) == places_of(cell, found.slices)
 
     def all_versions(self, store: Served, bucket: str) -> object:
         """All versions and delete markers of a bucket, with their bytes and tags."""
