@@ -690,8 +690,8 @@ def require_takes(target: CellSide, source: str, home: DirectoryRow) -> MoveRow 
 def _require_no_slices(target: CellSide, home: DirectoryRow) -> None:
     if target.name in home.cells:
         raise InvalidInput(
-            f"cell {target.name} has slices of bucket {home.bucket} already; name a cell that has none, or add one:"
-            " `nos-ec cells add`"
+            f"cell {target.name} has slices of bucket {home.bucket} already; name a cell that has none, or add one"
+            " (docs/CELLS.md#add-a-cell)"
         )
 
 
