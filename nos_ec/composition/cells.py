@@ -34,6 +34,7 @@ from nos_ec.ports.metadata import (
     BucketRow,
     BucketState,
     DirectoryRow,
+    DocumentKind,
     MoveRow,
     MoveState,
 )
@@ -339,13 +340,14 @@ def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRo
         if place is not None and place.state in _ELSEWHERE:
             return _record_elsewhere(directory, system, place)
         moves = 0 if place is None else place.moves
-        row, slices = system.metadata.bucket(bucket), _slices_in(system, bucket)
+        row = system.metadata.bucket(bucket)
+        slices = decode_slices(system.metadata.bucket_document(bucket, DocumentKind.WIDE))
         known = None
         if row is None or slices[:1] not in ((), (cell,)):
             known = directory.metadata.directory_row(bucket)
             if known is None and row is None:
                 return None
-            if known is not None and known.slices and cell in known.cells[1:]:
+            if known is not None and cell in known.cells[1:]:
                 return known
         if row is not None:
             home = slices[0] if slices else cell
@@ -370,12 +372,6 @@ def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRo
     raise Transient(f"bucket {bucket} was changed again and again; try again")
 
 
-def _slices_in(system: System, bucket: str) -> tuple[str, ...]:
-    """Return the slices of a wide bucket as a cell knows them; none for another bucket."""
-    _, mark = system.metadata.unserved_bucket(bucket)
-    return () if mark is None else decode_slices(mark)
-
-
 def _record_elsewhere(directory: System, system: System, place: MoveRow) -> DirectoryRow | None:
     """Make the directory say of a bucket that was moved away from a cell where it is, unless the directory knows of
     that move or of a later one. Otherwise its name could be given away while the other cell cannot be reached. The mark
@@ -384,7 +380,7 @@ def _record_elsewhere(directory: System, system: System, place: MoveRow) -> Dire
     if place.state is not MoveState.GONE:
         return known
     row, mark = system.metadata.unserved_bucket(place.bucket)
-    slices = () if mark is None else decode_slices(mark)
+    slices = decode_slices(mark)
     owner, created_ms = (ROOT_ACCOUNT, 0) if row is None else (row.owner, row.created_ms)
     found = known or DirectoryRow(place.bucket, place.other, owner, created_ms)
     if slices and not found.slices:
@@ -488,7 +484,8 @@ def _forgotten_move(system: System, listed: DirectoryRow, *, may_have_lost: bool
     cell, known = cell_of(system), system.metadata.move_row(listed.bucket)
     to, number = cell if cell in listed.cells else listed.home, listed.moves_of(cell)
     if listed.slices and cell not in listed.cells:
-        if had := places_of(cell, _slices_in(system, listed.bucket)):
+        _, mark = system.metadata.unserved_bucket(listed.bucket)
+        if had := places_of(cell, decode_slices(mark)):
             to, number = listed.counted_slices[had[0]]
         elif known is not None or not may_have_lost:
             return None

@@ -704,7 +704,7 @@ def _require_same_slices(target: CellSide, source: str, home: DirectoryRow, know
     _, mark = target.metadata.unserved_bucket(bucket)
     if known is None and mark is None:
         return
-    if mark is None or places_of(target.name, decode_slices(mark)) != places_of(source, home.slices):
+    if places_of(target.name, decode_slices(mark)) != places_of(source, home.slices):
         raise InvalidInput(
             f"cell {target.name} may have had other slices of bucket {bucket} than cell {source} has, and programs may"
             " still look for them there; name a cell that never had slices of the bucket"

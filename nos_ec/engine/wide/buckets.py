@@ -178,7 +178,7 @@ class WideBuckets:
         return self._home.bucket_documents(name, kinds)
 
     def set_bucket_document(self, name: str, kind: DocumentKind, body: bytes | None, now_ms: int) -> bool:
-        """See BucketState. Raises InvalidInput for a quota, whose parts would limit each cell by itself. A call for a
+        """See BucketState. Raises InvalidInput for a quota, whose parts would limit each cell separately. A call for a
         document of COPIED that raises Transient may have changed it in some of the cells, among them the first; GC of
         the others corrects that, unless the call is repeated."""
         if kind is DocumentKind.QUOTA and body is not None:

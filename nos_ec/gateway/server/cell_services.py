@@ -130,17 +130,17 @@ class CellServices:
     def _answer_wide(self, request: Request, source: Source, record: Record, row: DirectoryRow) -> Reply:
         """Answer a request about a wide bucket, if it has no body also if slices were moved since its row was read.
         Raises S3Error, NosError, BodyWanted."""
-        moved: Moved | None = None
         try:
             reply = self._answer_in_slices(request, source, record, row)
         except Moved as error:
-            moved = error
-        is_refused = moved is not None or record.code == "ServiceUnavailable"
-        if is_refused and request.method in _REPEATED and self._was_moved(row.bucket, row.cells):
+            reply = refusal(request, to_s3_error(error, request_id=record.request_id), record)
+        if (
+            record.code == "ServiceUnavailable"
+            and request.method in _REPEATED
+            and self._was_moved(row.bucket, row.cells)
+        ):
             record.code = ""
             return self.answer(request, source, record)
-        if moved is not None:
-            raise moved
         return reply
 
     def _answer_in_slices(self, request: Request, source: Source, record: Record, row: DirectoryRow) -> Reply:

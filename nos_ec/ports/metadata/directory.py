@@ -96,9 +96,9 @@ def encode_slices(slices: Sequence[str]) -> bytes:
     return ",".join(slices).encode()
 
 
-def decode_slices(mark: bytes) -> tuple[str, ...]:
-    """Return the slices that a document WIDE names."""
-    return tuple(mark.decode().split(","))
+def decode_slices(mark: bytes | None) -> tuple[str, ...]:
+    """Return the slices that a document WIDE names; none for a bucket without this document."""
+    return () if mark is None else tuple(mark.decode().split(","))
 
 
 class Directory(Protocol):
