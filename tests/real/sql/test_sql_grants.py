@@ -331,7 +331,7 @@ def notify(front: System, gc: System, producer: System) -> None:
 
 
 def correct(front: System, gc: System) -> None:
-    """What GC does with the copies of a wide bucket's documents, if the first cell of the bucket has others."""
+    """Let GC correct copies of a wide bucket's documents that differ from those in the first cell."""
     now_ms = front.clock.now_ms()
     assert front.metadata.create_bucket("wide", "ann", CannedAcl.PRIVATE, now_ms)
     for wanted in ({DocumentKind.NOTIFICATION: encode([])}, {}):

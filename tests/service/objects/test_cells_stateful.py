@@ -198,7 +198,7 @@ def is_refusal(answer: object) -> bool:
 
 
 def of_object(bucket: str, key: str, states: frozenset[MoveState]) -> dict[str, frozenset[MoveState]]:
-    """What an S3 request about an object needs: its cell, and the documents of the bucket."""
+    """Return what an S3 request about an object needs: its cell, and the documents of the bucket."""
     return {f"{bucket}/": READ, f"{bucket}/{key}": states}
 
 
@@ -285,7 +285,7 @@ class StoreMachine(RuleBasedStateMachine):
         return found
 
     def is_in(self, place: str, states: frozenset[MoveState]) -> bool:
-        """Whether the cells of a place (see Needed) do with its bucket what one of these states says."""
+        """Return whether the cells of a place (see Needed) are in one of these states."""
         bucket, _, name = place.partition("/")
         row = self.cells.directory.metadata.directory_row(bucket)
         if row is None:

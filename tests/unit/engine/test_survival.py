@@ -329,7 +329,7 @@ def expiring(known: KnownExpiry, now_ms: int) -> list[str]:
 
 
 def of_cell_b(first_cell: FirstCell) -> KnownExpiry:
-    """What packers of cell b know, which has a plain bucket with rules of its own."""
+    """Return what packers of cell b know. That cell also has a plain bucket with rules of its own."""
     table = Table([])
     table.documents, table.marks = {"plain": encode_rules([ExpiryRule("r", days=1)])}, first_cell.marks
     return KnownExpiry(
