@@ -22,7 +22,6 @@ from nos_ec.adapters.sql.driver import patience, transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
-from nos_ec.ports.metadata import ObjectRow
 from tests.rig.fakes.metadata_bench import MetadataBench
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
@@ -45,11 +44,24 @@ def metadata(url: str) -> Iterator[SqlMetadata]:
         yield metadata
 
 
-def test_killed_connections_are_replaced(url: str, metadata: SqlMetadata) -> None:
-    bench = MetadataBench(metadata)
+@pytest.fixture(params=[False, True], ids=["whole", "cell"])
+def served(request: pytest.FixtureRequest, metadata: SqlMetadata) -> SqlMetadata:
+    """The metadata of a store without cells, and of a cell, whose gate uses the driver's own cursors."""
+    if request.param:
+        metadata.obey_moves(lambda _: None)
+    return metadata
+
+
+def test_killed_connections_are_replaced(url: str, served: SqlMetadata) -> None:
+    bench = MetadataBench(served)
     row = bench.put("n")
     admin = create_engine(url)
-    calls: list[Callable[[], ObjectRow]] = [partial(bench.get, "n"), partial(bench.put, "m")]
+    calls: list[Callable[[], object]] = [
+        partial(bench.get, "n"),
+        partial(bench.put, "m"),
+        partial(served.list_names, row.key.bucket, "", "", 10),
+        partial(bench.delete, "m"),
+    ]
     for call in calls:
         with admin.connect() as connection:
             others = text("SELECT id FROM information_schema.processlist WHERE db = 'nos_ec' AND id <> CONNECTION_ID()")
@@ -93,9 +105,9 @@ def _serves(metadata: SqlMetadata) -> bool:
     return False
 
 
-def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata) -> None:
+def test_killed_statements_change_all_or_nothing(url: str, served: SqlMetadata) -> None:
     """Whatever a server reports about a killed statement, acknowledged results are true and block counters add up."""
-    bench = MetadataBench(metadata)
+    bench = MetadataBench(served)
     ended = threading.Event()
     killer = threading.Thread(target=_kill_queries, args=(url, ended), daemon=True)
     killer.start()
@@ -107,6 +119,8 @@ def test_killed_statements_change_all_or_nothing(url: str, metadata: SqlMetadata
             try:
                 rows = bench.put_all(names, 100 + number)
                 wrong += [row.key.name for row in rows if row.size != 100 + number]
+                listed = set(served.list_names(rows[0].key.bucket, "", "", 100))
+                wrong += [row.key.name for row in rows if row.key.name not in listed]
                 lease = bench.lease()
                 bench.metadata.commit_group(bench.group(lease, bench.block(lease), rows))
                 bench.metadata.delete_many([row.key for row in rows[:2]], bench.now_ms)
@@ -152,17 +166,19 @@ def test_a_committed_transaction_is_not_rolled_back_as_well(url: str, metadata: 
     admin.dispose()
 
 
+@pytest.mark.parametrize("table", ["objects", "counters"])
 def test_a_lock_that_is_never_released_is_transient(
-    url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
+    url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata, table: str
 ) -> None:
     row = MetadataBench(metadata).put("n")
     quick = engine_module._MYSQL_SETUP.replace(f"= {engine_module.MYSQL_LOCK_WAIT_S}", "= 1", 1)
     monkeypatch.setattr(engine_module, "_MYSQL_SETUP", quick)
     monkeypatch.setattr(transactions, "LOCK_WAITS_MAX", 2)
     impatient = open_metadata(url)
+    impatient.obey_moves(lambda _: None)
     other = create_engine(url)
     with other.connect() as holder, capture_logs() as logged:
-        holder.exec_driver_sql("SELECT * FROM objects FOR UPDATE")
+        holder.exec_driver_sql(f"SELECT * FROM {table} FOR UPDATE")
         with pytest.raises(Transient, match="1205"):
             impatient.delete(row.key, 5)
         assert impatient.get(row.key) == row, "reading does not wait"

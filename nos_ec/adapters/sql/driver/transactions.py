@@ -16,11 +16,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Pool, Transaction, event
+from sqlalchemy import Connection, Dialect, Engine, Insert, Pool, Select, Transaction, event
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -268,6 +269,40 @@ NOTED = "nos_ec_noted"
 def note(connection: Connection, fact: Any) -> None:
     """Pass `fact` to `Transactions.on_noted` after COMMIT, or drop it when the transaction is rolled back."""
     connection.info.setdefault(NOTED, []).append(fact)
+
+
+def run_on_cursor(connection: Connection, statement: Select[Any] | Insert, parameters: Mapping[str, Any]) -> Any:
+    """Run a statement with the driver's own cursor, and return its first row, None if it has none. The values of
+    parameters and results are those of the driver. This takes a quarter of the CPU time that Connection.execute needs
+    for a small statement. Raises what that raises."""
+    dialect = connection.dialect
+    text, positions = _compiled(dialect, statement, tuple(parameters))
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    cursor = driver.cursor()
+    try:
+        cursor.execute(text, parameters if positions is None else [parameters[name] for name in positions])
+        return cursor.fetchone()
+    except dialect.loaded_dbapi.Error as error:
+        lost = dialect.is_disconnect(error, driver, cursor)
+        if lost:
+            connection.invalidate(error)
+        raise DBAPIError.instance(
+            text, None, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect
+        ) from error
+    except BaseException:
+        connection.invalidate()  # the rest of its answer may still come
+        raise
+
+
+@lru_cache
+def _compiled(
+    dialect: Dialect, statement: Select[Any] | Insert, names: tuple[str, ...]
+) -> tuple[str, Sequence[str] | None]:
+    """Return the text of a statement, and the names of its parameters in their order, None if the driver takes them by
+    name."""
+    compiled = statement.compile(dialect=dialect, column_keys=names)
+    return str(compiled), compiled.positiontup if compiled.positional else None
 
 
 _WROTE = "nos_ec_wrote"

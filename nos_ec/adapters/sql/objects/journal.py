@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import BigInteger, Connection, bindparam, delete, func, insert, select, update
-from sqlalchemy.exc import DBAPIError
 
+from nos_ec.adapters.sql.driver.transactions import run_on_cursor
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.rows import by_index
 from nos_ec.adapters.sql.tables.schema import COUNTERS, JOURNAL
@@ -45,6 +45,7 @@ PAGE = (
 )
 OLDEST = select(_J.created_ms).order_by(_J.journal_id).limit(1)
 LEAST, GREATEST = select(func.min(_J.journal_id)), select(func.max(_J.journal_id))
+_INSERT = insert(JOURNAL)
 _FORGET = delete(JOURNAL).where(_J.journal_id == bindparam("shipped", type_=BigInteger))
 _NEXT = (
     update(COUNTERS)
@@ -76,7 +77,6 @@ class JournalWriter:
         self._rows_max = rows_max
         self._look_s = 0.0
         self._is_full = False
-        self._insertion: tuple[str, bool] | None = None
 
     def begin(self, connection: Connection) -> None:
         """Begin to note the entries of a transaction."""
@@ -108,24 +108,7 @@ class JournalWriter:
 
     def _insert(self, connection: Connection, now_ms: int, body: bytes) -> None:
         """Insert a row with the driver's own cursor: SQLAlchemy would add more to a DELETE than the row costs."""
-        if self._insertion is None:
-            compiled = insert(JOURNAL).compile(dialect=connection.dialect, column_keys=["created_ms", "body"])
-            self._insertion = str(compiled), not compiled.positional
-        statement, is_named = self._insertion
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        cursor = driver.cursor()
-        try:
-            cursor.execute(statement, {"created_ms": now_ms, "body": body} if is_named else (now_ms, body))
-        except connection.dialect.loaded_dbapi.Error as error:
-            raise DBAPIError.instance(
-                statement,
-                None,
-                error,
-                connection.dialect.loaded_dbapi.Error,
-                connection_invalidated=connection.dialect.is_disconnect(error, driver, cursor),
-                dialect=connection.dialect,
-            ) from error
+        run_on_cursor(connection, _INSERT, {"created_ms": now_ms, "body": body})
 
 
 def add(

@@ -10,9 +10,9 @@ is written in the port (nos_ec.ports.metadata).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial, wraps
+from functools import wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 
@@ -99,12 +99,22 @@ class SqlPart:
         gate = self._gate
         if gate is None or not gate.guards_reads_of(bucket):
             return self._read(work, *args, **kwargs)
+
+        def numbered(connection: Connection, /) -> tuple[int, NotFound | None, T | None]:
+            result = not_found = None
+            try:
+                result = work(connection, *args, **kwargs)
+            except NotFound as error:
+                not_found = error
+            return read_number(connection), not_found, result
+
         for _ in range(OVERTAKEN_TRIES):
             known = gate.read_here.get(bucket)
-            found = _outcome(lambda: self._read(work, *args, **kwargs))
-            number = self._read(read_number)
+            number, not_found, result = self._read(numbered)
             if not number or number == known:
-                return found()
+                if not_found is not None:
+                    raise not_found
+                return cast("T", result)
             self._read(gate.look, bucket)
         raise Transient(f"metadata: buckets were moved again and again while {bucket} was read; try again")
 
@@ -150,19 +160,6 @@ def writes_again(work: Callable[Concatenate[S, Connection, P], T]) -> Callable[C
         return self._write_again(bound, *args, **kwargs)
 
     return method
-
-
-def _outcome(run: Callable[[], T]) -> Callable[[], T]:
-    """Run this, and return a function that returns its result, or raises NotFound if it has raised that."""
-    try:
-        result = run()
-    except NotFound as error:
-        return partial(_raise, error)
-    return lambda: result
-
-
-def _raise(error: NotFound) -> NoReturn:
-    raise error
 
 
 def _require_geometry(connection: Connection) -> Geometry:

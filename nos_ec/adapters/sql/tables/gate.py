@@ -7,8 +7,8 @@ change of the table `moves`:
   - A transaction that changes what users see locks that row in share mode, before it locks anything else, until it
     ends. `SqlMoves.set_move` changes it, and so waits for all these transactions. While a transaction holds the lock,
     the states are therefore those that it has read.
-  - A read is followed by a read of the number. If that is the number at which the bucket was last known to be read
-    here, no state has changed meanwhile. Otherwise the read is repeated.
+  - A read also reads the number, after all else or in the same snapshot. If that is the number at which the bucket was
+    last known to be read here, no state has changed meanwhile. Otherwise the read is repeated.
 
 While a bucket is LEAVING, the transaction also writes the names that it changes into the table `changed_names`. The
 state was set after all earlier transactions had ended, so the table has each name that was changed since then. Parts
@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Protocol
 
-from sqlalchemy import Connection, bindparam, insert, select
+from sqlalchemy import Connection, bindparam, insert, literal_column, select
 
+from nos_ec.adapters.sql.driver.transactions import run_on_cursor
 from nos_ec.adapters.sql.tables.schema import CHANGED_NAMES, COUNTERS, MOVES
 from nos_ec.core.errors import Conflict, Moved
 from nos_ec.core.ids import ObjectKey
@@ -40,7 +41,7 @@ NUMBER = "moves"
 """The name of the row of `counters`."""
 
 _C, _M = COUNTERS.c, MOVES.c
-READ_NUMBER = select(_C.value).where(_C.name == NUMBER)
+READ_NUMBER = select(_C.value).where(_C.name == literal_column(f"'{NUMBER}'"))
 LOCK_NUMBER = READ_NUMBER.with_for_update(read=True)
 STATE = select(_M.state, _M.other).where(_M.bucket == bindparam("bucket"))
 NUMBER_AND_STATE = select(
@@ -108,7 +109,7 @@ class UsersGate:
         buckets: Iterable[str] = (),
     ) -> None:
         """See Gate."""
-        number = connection.execute(LOCK_NUMBER).scalar_one()
+        (number,) = run_on_cursor(connection, LOCK_NUMBER, {})
         self._admit(connection, number, keys, buckets)
 
     def admit(self, connection: Connection, number: int, keys: Iterable[ObjectKey]) -> None:
@@ -199,7 +200,8 @@ class MoversGate:
 
 def read_number(connection: Connection) -> int:
     """Return how often a state was changed."""
-    return int(connection.execute(READ_NUMBER).scalar_one())
+    (number,) = run_on_cursor(connection, READ_NUMBER, {})
+    return int(number)
 
 
 def require_row(connection: Connection, row: MoveRow) -> None:
