@@ -226,14 +226,15 @@ def s3(
 def cells(
     ctx: typer.Context,
     shared: Shared,
-    objects: Annotated[int, typer.Option(min=10, help="Objects of each round.")] = 40,
+    objects: Annotated[int, typer.Option(min=1, help="Objects of each round.")] = 10,
     size: Annotated[int, typer.Option(parser=size_option, metavar="SIZE", help="Bytes of each object.")] = 4096,
-    rounds: Rounds = 100,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of gateways, one after another.")] = 10,
+    rounds: Rounds = 80,
     callers: Annotated[int, typer.Option(min=1, max=64, help="Threads that send requests.")] = 1,
 ) -> None:
     """Measure what cells cost a gateway: requests to a store of three cells, compared with a store without cells. Also
     works on an embedded store."""
-    options = CellsOptions(objects, size, rounds, callers, shared.seed)
+    options = CellsOptions(objects, size, pairs, rounds, callers, shared.seed)
     settings = context(ctx).settings()
     with ticking() as tick, cells_ways(settings, shared.admin) as found:
         figures = CellsBench(found, options, tick).run()
