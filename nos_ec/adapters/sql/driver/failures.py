@@ -60,9 +60,9 @@ class Failure:
     """A translated error of a driver.
 
     `error` is the exception to raise. If `again`, the work may be retried unless COMMIT was sent; if `undone`, even
-    then. If `unusable`, the server is out of service on all connections, and another server may answer at its address
-    by now. If `lock_wait`, a wait for a lock timed out. If `conflict`, another transaction changed the same rows: a
-    deadlock, a record that was changed, or a duplicate.
+    then. If `unusable`, the server is probably out of service on all connections, and another server may answer at its
+    address by now. If `lock_wait`, a wait for a lock timed out. If `conflict`, another transaction changed the same
+    rows: a deadlock, a record that was changed, or a duplicate.
     """
 
     error: NosError
@@ -172,7 +172,7 @@ def _mysql(cause: pymysql.err.Error, url: URL, *, lost: bool) -> Failure | None:
     if code in _MYSQL_UNREACHABLE:
         return Failure(Transient(f"{where}; check that the server runs and is reachable"), again=True)
     if lost or code in _MYSQL_LOST:
-        return Failure(Transient(f"{where}; the connection was lost"), again=True)
+        return Failure(Transient(f"{where}; the connection was lost"), again=True, unusable=True)
     if code in _MYSQL_DENIED:
         return Failure(ConfigError(f"{where}; check user and password in the metadata URL"))
     if code in _MYSQL_EXPIRED:

@@ -11,8 +11,12 @@ node that the database names (nos_ec.adapters.sql.driver.galera).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause, text
+
+from nos_ec.adapters.sql.driver.cursors import run_on_cursor
 
 READ_ONLY_FLAGS = "@@global.read_only, @@global.innodb_read_only"
 """Two columns of a SELECT. Aurora uses the second flag. MySQL's super_read_only also sets the first one."""
@@ -23,6 +27,10 @@ _HOLD_NODE = f"SELECT @@global.read_only, {_OTHER_NODE} LOCK IN SHARE MODE"
 _OFF = frozenset({0, b"0", "OFF", b"OFF"})
 """The values of a flag that is not set, as the driver returns them or as the server sends them. MariaDB 12 returns a
 word."""
+
+
+FLAGS = "nos_ec_flags"
+"""A key of Connection.info: the flags that the work has read last, if it has."""
 
 
 class ReadOnlyServer(Exception):
@@ -37,9 +45,28 @@ def check_flags(flags: Iterable[object]) -> None:
 
 def require_primary(connection: Connection) -> None:
     """Raise ReadOnlyServer if the server is read-only or not the node that writes, or a driver error. Takes one round
-    trip."""
-    flags = GALERA_FLAGS if is_galera(connection) else READ_ONLY_FLAGS
-    check_flags(connection.exec_driver_sql(f"SELECT {flags}").one())
+    trip, unless `read_last` has read the flags."""
+    check_flags(connection.info.pop(FLAGS, None) or run_on_cursor(connection, _select_flags(connection, ""), {}))
+
+
+def read_last(connection: Connection, value: str) -> Any:
+    """Return the value of a subquery, as the last statement of work that only reads. On a server, this also reads the
+    flags for `require_primary`, and so saves it a round trip. Raises a driver error."""
+    if connection.dialect.name == "sqlite":
+        return run_on_cursor(connection, _select(value), {})[0]
+    *flags, found = run_on_cursor(connection, _select_flags(connection, f", {value}"), {})
+    connection.info[FLAGS] = flags
+    return found
+
+
+def _select_flags(connection: Connection, more: str) -> TextClause:
+    return _select(f"{GALERA_FLAGS if is_galera(connection) else READ_ONLY_FLAGS}{more}")
+
+
+@cache
+def _select(columns: str) -> TextClause:
+    """Return the same statement for the same columns, which is therefore compiled once."""
+    return text(f"SELECT {columns}")
 
 
 def hold_node(connection: Connection) -> None:

@@ -16,12 +16,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Dialect, Engine, Insert, Pool, Select, Transaction, event
+from sqlalchemy import Connection, Engine, Pool, Transaction, event
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -29,7 +28,7 @@ from nos_ec.adapters.sql.driver.engine import MYSQL_CONNECT_S, MYSQL_LOCK_WAIT_S
 from nos_ec.adapters.sql.driver.failures import Failure, is_away, not_writing, place, read_only, translate
 from nos_ec.adapters.sql.driver.galera import take_over
 from nos_ec.adapters.sql.driver.lock_waits import LockWaits
-from nos_ec.adapters.sql.driver.primary import ReadOnlyServer, hold_node, is_galera, require_primary
+from nos_ec.adapters.sql.driver.primary import FLAGS, ReadOnlyServer, hold_node, is_galera, require_primary
 from nos_ec.core.errors import NosError, Transient
 
 ATTEMPTS_MAX = 5
@@ -234,7 +233,8 @@ class Transactions:
         if self._trusts_all and not holds:
             return work(connection)
         require = hold_node if holds else require_primary
-        connection.info.pop(_WROTE, None)
+        for left in (_WROTE, FLAGS):
+            connection.info.pop(left, None)
         try:
             result = work(connection)
         except NosError:
@@ -269,40 +269,6 @@ NOTED = "nos_ec_noted"
 def note(connection: Connection, fact: Any) -> None:
     """Pass `fact` to `Transactions.on_noted` after COMMIT, or drop it when the transaction is rolled back."""
     connection.info.setdefault(NOTED, []).append(fact)
-
-
-def run_on_cursor(connection: Connection, statement: Select[Any] | Insert, parameters: Mapping[str, Any]) -> Any:
-    """Run a statement with the driver's own cursor, and return its first row, None if it has none. The values of
-    parameters and results are those of the driver. This takes a quarter of the CPU time that Connection.execute needs
-    for a small statement. Raises what that raises."""
-    dialect = connection.dialect
-    text, positions = _compiled(dialect, statement, tuple(parameters))
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    cursor = driver.cursor()
-    try:
-        cursor.execute(text, parameters if positions is None else [parameters[name] for name in positions])
-        return cursor.fetchone()
-    except dialect.loaded_dbapi.Error as error:
-        lost = dialect.is_disconnect(error, driver, cursor)
-        if lost:
-            connection.invalidate(error)
-        raise DBAPIError.instance(
-            text, None, error, dialect.loaded_dbapi.Error, connection_invalidated=lost, dialect=dialect
-        ) from error
-    except BaseException:
-        connection.invalidate()  # the rest of its answer may still come
-        raise
-
-
-@lru_cache
-def _compiled(
-    dialect: Dialect, statement: Select[Any] | Insert, names: tuple[str, ...]
-) -> tuple[str, Sequence[str] | None]:
-    """Return the text of a statement, and the names of its parameters in their order, None if the driver takes them by
-    name."""
-    compiled = statement.compile(dialect=dialect, column_keys=names)
-    return str(compiled), compiled.positiontup if compiled.positional else None
 
 
 _WROTE = "nos_ec_wrote"

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import BigInteger, Connection, bindparam, delete, func, insert, select, update
 
-from nos_ec.adapters.sql.driver.transactions import run_on_cursor
+from nos_ec.adapters.sql.driver.cursors import run_on_cursor
 from nos_ec.adapters.sql.tables.base import SqlPart, reads, writes
 from nos_ec.adapters.sql.tables.rows import by_index
 from nos_ec.adapters.sql.tables.schema import COUNTERS, JOURNAL

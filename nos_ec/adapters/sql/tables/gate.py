@@ -27,7 +27,8 @@ from typing import Protocol
 
 from sqlalchemy import Connection, bindparam, insert, literal_column, select
 
-from nos_ec.adapters.sql.driver.transactions import run_on_cursor
+from nos_ec.adapters.sql.driver.cursors import run_on_cursor
+from nos_ec.adapters.sql.driver.primary import read_last
 from nos_ec.adapters.sql.tables.schema import CHANGED_NAMES, COUNTERS, MOVES
 from nos_ec.core.errors import Conflict, Moved
 from nos_ec.core.ids import ObjectKey
@@ -39,6 +40,8 @@ _BUCKETS_MAX = 10_000
 """Buckets whose states a process remembers."""
 NUMBER = "moves"
 """The name of the row of `counters`."""
+NUMBER_TEXT = "(SELECT value FROM counters WHERE name = 'moves')"
+"""A column of a SELECT: the number."""
 
 _C, _M = COUNTERS.c, MOVES.c
 READ_NUMBER = select(_C.value).where(_C.name == literal_column(f"'{NUMBER}'"))
@@ -200,8 +203,7 @@ class MoversGate:
 
 def read_number(connection: Connection) -> int:
     """Return how often a state was changed."""
-    (number,) = run_on_cursor(connection, READ_NUMBER, {})
-    return int(number)
+    return int(read_last(connection, NUMBER_TEXT))
 
 
 def require_row(connection: Connection, row: MoveRow) -> None:

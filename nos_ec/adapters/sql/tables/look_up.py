@@ -30,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from nos_ec.adapters.sql.driver.engine import MYSQL_RECYCLE_S, POOL_SIZE
 from nos_ec.adapters.sql.driver.primary import GALERA_FLAGS, READ_ONLY_FLAGS, ReadOnlyServer, check_flags
+from nos_ec.adapters.sql.tables.gate import NUMBER_TEXT
 from nos_ec.adapters.sql.tables.schema import utf8
 from nos_ec.core.ids import BlockId, Extent, LandingId, ObjectKey
 from nos_ec.core.states import ObjectState
@@ -52,9 +53,8 @@ BY_KEY = (
 IS_THERE = f"SELECT {READ_ONLY_FLAGS}, EXISTS (SELECT 1 {_WHERE})"
 """Follows BY_KEY if that finds no row and so no flags either. It reads both at once, because a server that has begun to
 accept writes only after BY_KEY may not have had the row yet."""
-_NUMBER = "(SELECT value FROM counters WHERE name = 'moves')"
-BY_KEY_IN_CELL = BY_KEY.replace(" FROM objects", f", {_NUMBER} FROM objects", 1)
-IS_THERE_IN_CELL = f"{IS_THERE}, {_NUMBER}"
+BY_KEY_IN_CELL = BY_KEY.replace(" FROM objects", f", {NUMBER_TEXT} FROM objects", 1)
+IS_THERE_IN_CELL = f"{IS_THERE}, {NUMBER_TEXT}"
 """BY_KEY and IS_THERE with the counter `moves` (nos_ec.adapters.sql.tables.gate) as a further, last column."""
 PLAIN, IN_CELL = (BY_KEY, IS_THERE), (BY_KEY_IN_CELL, IS_THERE_IN_CELL)
 _PLAIN_ON_GALERA, _IN_CELL_ON_GALERA = (
