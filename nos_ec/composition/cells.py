@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import gcd
@@ -220,7 +220,7 @@ class Cells:
         home = self.home(bucket) or (slices[0] if slices else preferred or self.choose())
         row = self.directory.metadata.claim_home(bucket, owner, home, self._clock.now_ms(), slices)
         kill_point("cells.home_claimed")
-        return self._remembered(row)
+        return row if row.is_deleted else self._remembered(row)
 
     def claim_wide(self, bucket: str, owner: str, slices: Sequence[str]) -> DirectoryRow:
         """Like `claim`, for a wide bucket with these slices. Raises InvalidInput if they cannot be the slices of a
@@ -314,33 +314,55 @@ class Cells:
         if of is AccessOf.BUCKET:
             self.record(cell, name)
 
-    def record(self, cell: str, bucket: str) -> None:
-        """Make the directory say of a bucket what its row in this cell says. May be repeated. Raises Transient."""
-        known = self._homes.get(bucket)
+    def record(self, cell: str, bucket: str, known: DirectoryRow | None = None) -> None:
+        """Make the directory say of a bucket what its row in this cell says. `known` is its row in the directory, if it
+        was read just now. May be repeated. Raises Transient."""
+        known = self._homes.get(bucket) or known
         if known is not None and known.slices and known.home != cell:
             return  # the first cell of a wide bucket has its row
         row = self.system(cell).metadata.bucket(bucket)
-        if known is not None and row is not None and (known.owner, known.created_ms) == (row.owner, row.created_ms):
+        told = None if known is None or known.is_deleted else (known.owner, known.created_ms)
+        if row is not None and told == (row.owner, row.created_ms):
             return  # something else of the bucket was changed
-        found = record_bucket(self.directory, self.system(cell), bucket)
+        state = self.wide(known.slices) if known is not None and known.slices else None
+        found = record_bucket(self.directory, self.system(cell), bucket, state)
         if found is not None and not found.is_deleted:
             self._remembered(found)
         else:
             self._homes.pop(bucket, None)
 
+    def correct(self, row: DirectoryRow) -> None:
+        """Make the directory say whether a bucket exists, after its cells have answered a request otherwise than this
+        row of the directory says. Errors are left to the next such request."""
+        with suppress(NosError):
+            self.record(row.home, row.bucket, row)
 
-def record_bucket(directory: System, system: System, bucket: str) -> DirectoryRow | None:
+    def correct_after_put(self, bucket: str) -> None:
+        """Make the directory say that a bucket exists into which an object was put, unless this process knows that it
+        does. Errors are left to the next PUT."""
+        if bucket in self._homes:
+            return
+        with suppress(NosError):
+            row = self.place(bucket)
+            if row is not None and row.is_deleted:
+                self.correct(row)
+
+
+def record_bucket(
+    directory: System, system: System, bucket: str, state: BucketState | None = None
+) -> DirectoryRow | None:
     """Make the directory say of a bucket what its row in this cell says, and return that; None if neither has the
     bucket. Two programs may do this at once, and the one that has read first may write last, so the cell is read again
     after each write. Of a wide bucket, the row in its first cell counts; that in another one only enters a bucket which
-    the directory does not know. Raises Transient."""
+    the directory does not know. `state` says whether a wide bucket exists again because of objects in other cells than
+    the first. Raises Transient."""
     cell, written, recorded = cell_of(system), None, None
     for _ in range(_RECORD_TRIES):
         place = system.metadata.move_row(bucket)
         if place is not None and place.state in _ELSEWHERE:
             return _record_elsewhere(directory, system, place)
         moves = 0 if place is None else place.moves
-        row = system.metadata.bucket(bucket)
+        row = (state or system.metadata).bucket(bucket)
         slices = decode_slices(system.metadata.bucket_document(bucket, DocumentKind.WIDE))
         known = None
         if row is None or slices[:1] not in ((), (cell,)):
@@ -394,6 +416,21 @@ def _record_elsewhere(directory: System, system: System, place: MoveRow) -> Dire
     else:
         found = replace(found, home=place.other, moves=place.number)
     return directory.metadata.record_in_directory(found)
+
+
+def correct_directory(system: System, bucket: str) -> None:
+    """Make the directory say that a bucket exists, after an object was put or brought back into this cell. Does nothing
+    in a store without cells. An error is logged; the next request about the bucket does it."""
+    settings = system.settings.whole
+    if settings.store.directory is None:
+        return
+    try:
+        with open_system(settings.of_cell(settings.store.directory)) as directory:
+            row = directory.metadata.directory_row(bucket)
+            if row is None or row.is_deleted:
+                record_bucket(directory, system, bucket)
+    except NosError as error:
+        _log.warning("a bucket that exists again is not listed until it is used", bucket=bucket, error=str(error))
 
 
 def is_rebuilt(system: System) -> bool:
@@ -594,7 +631,10 @@ def open_home(
     if row.slices and name is None:
         cells = " and ".join(f"--cell {cell}" for cell in row.cells)
         raise InvalidInput(f"{bucket} is a wide bucket, and this command is about one cell: run it with {cells}")
-    return _open_known(settings, row.home if name is None else row.cell_of(name), ids)
+    system = _open_known(settings, row.home if name is None else row.cell_of(name), ids)
+    if creates and row.is_deleted:
+        system.stack.callback(correct_directory, system, bucket)
+    return system
 
 
 @contextmanager
@@ -610,7 +650,12 @@ def open_places(
         return
     row, ids = _placed(settings, bucket, creates=True, preferred=preferred)
     with ExitStack() as stack:
-        yield {cell: stack.enter_context(_open_known(settings, cell, ids)) for cell in row.cells}, row.cell_of
+        systems: dict[str | None, System] = {
+            cell: stack.enter_context(_open_known(settings, cell, ids)) for cell in row.cells
+        }
+        if row.is_deleted:
+            stack.callback(correct_directory, systems[row.home], bucket)
+        yield systems, row.cell_of
 
 
 def _placed(

@@ -183,6 +183,8 @@ class ObjectStore:
                 source = PutSource(data, size, self._requests.timer)
                 row = store.put(whole_key, source, encoded, condition)
                 request.leave_out(source.seconds)
+            if self._single is None:
+                self._cells.correct_after_put(whole_key.bucket)
             request.size = row.size
             return info_of(row)
 
@@ -194,6 +196,9 @@ class ObjectStore:
         with Request(self._requests, self._requests.puts):
             given = [(key_of(key), data) for key, data in objects]
             rows = self._for_put_many(given).put_many(given) if given else []
+            if self._single is None:
+                for bucket in {key.bucket for key, _ in given}:
+                    self._cells.correct_after_put(bucket)
         for row in rows:
             self._requests.puts.add(None, row.size)
         return [info_of(row) for row in rows]

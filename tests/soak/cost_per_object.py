@@ -291,9 +291,10 @@ def _cells(folder: Path, count: int, objects: int, stack: ExitStack) -> Way:
         _fill(settings.of_cell(name).store.url(), name, objects)
     cells = open_cells(settings, SystemClock())
     store = stack.enter_context(closing(ObjectStore(cells)))
-    cells.claim_wide(WIDE, ROOT_ACCOUNT, names)
-    for name in names:
-        cells.claim(f"{name}-1", ROOT_ACCOUNT, name)
+    claimed = [cells.claim_wide(WIDE, ROOT_ACCOUNT, names)]
+    claimed += [cells.claim(f"{name}-1", ROOT_ACCOUNT, name) for name in names]
+    for row in claimed:
+        cells.record(row.home, row.bucket, row)
     return Way(store, [cells.system(name) for name in names], [f"{name}-1" for name in names], objects)
 
 

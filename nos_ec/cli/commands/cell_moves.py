@@ -15,7 +15,7 @@ from nos_ec.cli.terminal.context import AsJson, context, interrupt_on_sigterm
 from nos_ec.cli.terminal.errors import exit_code, most_severe
 from nos_ec.cli.terminal.output import count_text, emit, err, out, progress, time_text
 from nos_ec.cli.terminal.values import rate_of
-from nos_ec.composition.cells import require_same_store
+from nos_ec.composition.cells import cell_of, record_bucket, require_same_store
 from nos_ec.composition.wiring import System, open_system
 from nos_ec.core.errors import ConfigError, Conflict, InvalidInput, NosError, NoSpace, NotFound, Transient
 from nos_ec.engine.moving import bucket_mover
@@ -204,6 +204,9 @@ def _move(settings: Settings, bucket: str, to: str, bytes_per_s: int, source: st
     row = _home(settings, bucket)
     with ExitStack() as stack:
         directory = stack.enter_context(open_directory(settings))
+        if row.is_deleted:  # by the directory, which may not have been told that it exists again
+            with _opened(settings, row.home, directory) as home:
+                row = record_bucket(directory, home, bucket) or row
         if to in row.cells and source in (None, to):
             return _complete_or_give_up(settings, stack, directory, row, to, number, bytes_per_s)
         if row.is_deleted:
@@ -396,8 +399,15 @@ def _buckets_of(settings: Settings, cell: str) -> Iterator[str]:
             page = directory.metadata.directory_page(after, _PAGE)
         if not page:
             return
-        yield from [row.bucket for row in page if cell in row.cells and not row.is_deleted]
+        with _opened(settings, cell) as system:
+            found = [row.bucket for row in page if cell in row.cells and not (row.is_deleted and _is_gone(system, row))]
+        yield from found
         after = page[-1].bucket
+
+
+def _is_gone(system: System, deleted: DirectoryRow) -> bool:
+    """Return whether a bucket that was deleted by the directory does not exist by its row in its home either."""
+    return cell_of(system) != deleted.home or system.metadata.unserved_bucket(deleted.bucket)[0] is None
 
 
 def _rate(text: str | None) -> int:

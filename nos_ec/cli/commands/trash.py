@@ -14,6 +14,7 @@ from nos_ec.cli.terminal.context import AsJson, context, parse_object
 from nos_ec.cli.terminal.item_counter import ItemCounter, counting
 from nos_ec.cli.terminal.output import count_text, emit, out, print_lines, progress, time_text
 from nos_ec.cli.terminal.values import Since, Until, time_of
+from nos_ec.composition.cells import correct_directory
 from nos_ec.composition.wiring import System
 from nos_ec.core.errors import InvalidInput, NotFound
 from nos_ec.core.ids import ObjectKey
@@ -63,6 +64,7 @@ def undelete(
         can = system.client.trash()
         try:
             row = can.undelete(can.find(key, version))
+            correct_directory(system, key.bucket)
         except NotFound as error:
             raise NotFound(f"{error}{_hint(system, key)}", key=key) from None
     emit(
@@ -101,6 +103,7 @@ def _undelete_tree(ctx: typer.Context, target: str, between: tuple[str | None, s
                     if len(restored) < RESTORED_MAX:
                         restored.add(row.object_id)
                 _report_rest(system, wanted, {row.object_id for row in back}, restored, counter)
+        correct_directory(system, bucket)
 
 
 def _report_rest(

@@ -80,7 +80,7 @@ class CellServices:
 
     def answer(self, request: Request, source: Source, record: Record) -> Reply:
         """Return the answer to a request, and fill in its record. Raises only BodyWanted."""
-        bucket, cell = None, self._directory
+        bucket, cell, row = None, self._directory, None
         try:
             bucket = self._bucket_of(request)
             if bucket is not None:
@@ -113,19 +113,21 @@ class CellServices:
             raise
         except Exception as error:
             return refusal(request, to_s3_error(error, request_id=record.request_id), record)
-        if bucket is not None:
-            self._correct(cell, bucket, record)
+        if row is not None:
+            self._correct(row, record)
         if record.code == "ServiceUnavailable" and request.method in _REPEATED and self._was_moved(bucket, [cell.name]):
             record.code = ""
             return self.answer(request, source, record)
         return reply
 
-    def _correct(self, cell: _Cell, bucket: str, record: Record) -> None:
-        """Correct the directory after a DeleteBucket that found no bucket: an earlier one, or the creation, ended
-        before the directory had been told."""
-        if record.operation == "DeleteBucket" and record.code == "NoSuchBucket":
-            with suppress(NosError):
-                self._cells.record(cell.name, bucket)
+    def _correct(self, row: DirectoryRow, record: Record) -> None:
+        """Correct the directory if a request has found a bucket that was deleted by this row of the directory, or has
+        not found one that exists by it."""
+        if row.is_deleted:
+            if not record.code and self._cells.known(row.bucket) is None:
+                self._cells.correct(row)
+        elif record.code == "NoSuchBucket":
+            self._cells.correct(row)
 
     def _answer_wide(self, request: Request, source: Source, record: Record, row: DirectoryRow) -> Reply:
         """Answer a request about a wide bucket, if it has no body also if slices were moved since its row was read.
@@ -159,7 +161,7 @@ class CellServices:
             if request.method not in _WITHOUT_BODY and type(source) is not Unasked:
                 source = _Uncounted(source, cell)
             reply = service.answer(request, source, record)
-        self._correct(first, row.bucket, record)
+        self._correct(row, record)
         return reply
 
     def _was_moved(self, bucket: str | None, cells: Collection[str]) -> bool:

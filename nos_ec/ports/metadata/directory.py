@@ -29,11 +29,11 @@ SLICES_BYTES_MAX = SLICES_MAX * (CELL_BYTES_MAX + 1)
 
 @dataclass(frozen=True, slots=True)
 class DirectoryRow:
-    """A bucket, its home (the name of a cell), and whether it was deleted. `owner` and `created_ms` are those of the
-    bucket's row in its home, or of the bucket that was deleted. `slices` are the cells of a wide bucket, its home
-    first; a cell may have several slices. It is empty for other buckets. `moves` is how often the bucket was moved to
-    another home. The slices of a wide bucket are counted one by one in `slice_moves`, which is empty if none was ever
-    moved; `moves` is the greatest of these numbers."""
+    """A bucket, its home (the name of a cell), and whether it was deleted, or not created yet. `owner` and `created_ms`
+    are those of the bucket's row in its home, or of the bucket that was deleted or is to be created. `slices` are the
+    cells of a wide bucket, its home first; a cell may have several slices. It is empty for other buckets. `moves` is
+    how often the bucket was moved to another home. The slices of a wide bucket are counted one by one in `slice_moves`,
+    which is empty if none was ever moved; `moves` is the greatest of these numbers."""
 
     bucket: str
     home: str
@@ -109,8 +109,8 @@ class Directory(Protocol):
 
     def claim_home(self, bucket: str, owner: str, home: str, now_ms: int, slices: Sequence[str] = ()) -> DirectoryRow:
         """Return the row of a bucket that is about to be created: the row that it has, or a new one with this home and
-        these slices. A deleted one gets this owner and time, and keeps its home and its slices. Of two calls at once,
-        one decides."""
+        these slices. The bucket counts as deleted until `record_in_directory` says that its home has it. Of two calls
+        at once, one decides."""
 
     def record_in_directory(self, row: DirectoryRow) -> DirectoryRow:
         """Make the directory say what this row says, and return the row that it has then. If the bucket has another

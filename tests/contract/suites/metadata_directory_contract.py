@@ -18,24 +18,31 @@ class DirectoryContract:
     def test_the_home_of_a_bucket_is_claimed_once(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
         assert metadata.directory_row("photos") is None
-        row = DirectoryRow("photos", "a", "ann", 5)
-        assert metadata.claim_home("photos", "ann", "a", 5) == row
-        assert metadata.claim_home("photos", "bob", "b", 6) == row
-        assert metadata.directory_row("photos") == row
+        claimed = DirectoryRow("photos", "a", "ann", 5, is_deleted=True)
+        assert metadata.claim_home("photos", "ann", "a", 5) == claimed
+        assert metadata.claim_home("photos", "bob", "b", 6) == claimed
+        assert metadata.directory_row("photos") == claimed
+        assert metadata.buckets_in_directory("ann", "", 10) == [], "its home does not have it yet"
+        row = DirectoryRow("photos", "a", "bob", 7)
+        assert metadata.record_in_directory(row) == row
+        assert metadata.claim_home("photos", "cid", "c", 8) == row
+        assert metadata.buckets_in_directory("bob", "", 10) == [BucketRow("photos", "bob", 7)]
 
     def test_a_deleted_bucket_keeps_its_home(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
-        metadata.claim_home("photos", "ann", "a", 5)
+        metadata.record_in_directory(DirectoryRow("photos", "a", "ann", 5))
         gone = DirectoryRow("photos", "a", "ann", 5, is_deleted=True)
         assert metadata.record_in_directory(gone) == gone
         assert metadata.directory_row("photos") == gone
         assert metadata.buckets_in_directory("ann", "", 10) == []
-        assert metadata.claim_home("photos", "bob", "b", 6) == DirectoryRow("photos", "a", "bob", 6)
+        assert metadata.claim_home("photos", "bob", "b", 6) == gone
+        again = DirectoryRow("photos", "a", "bob", 6)
+        assert metadata.record_in_directory(again) == again
         assert metadata.buckets_in_directory("bob", "", 10) == [BucketRow("photos", "bob", 6)]
 
     def test_a_bucket_that_is_recorded_from_another_cell_stays(self, bench: MetadataBench) -> None:
         metadata = bench.metadata
-        known = metadata.claim_home("b", "ann", "one", 5)
+        known = metadata.record_in_directory(DirectoryRow("b", "one", "ann", 5))
         rows = [DirectoryRow(name, "two", "bob", 7) for name in ("c", "b", "a")]
         assert [metadata.record_in_directory(row) for row in rows] == [rows[0], known, rows[2]]
         assert metadata.directory_row("b") == known
@@ -46,8 +53,11 @@ class DirectoryContract:
 
     def test_the_slices_of_a_wide_bucket_stay(self, bench: MetadataBench) -> None:
         metadata, slices = bench.metadata, ("a", "b", "b", "c")
-        wide = DirectoryRow("wide", "a", "ann", 5, slices=slices)
-        assert metadata.claim_home("wide", "ann", "a", 5, slices) == wide
+        claimed = DirectoryRow("wide", "a", "ann", 5, is_deleted=True, slices=slices)
+        assert metadata.claim_home("wide", "ann", "a", 5, slices) == claimed
+        assert metadata.claim_home("wide", "bob", "b", 6) == claimed
+        wide = metadata.record_in_directory(DirectoryRow("wide", "a", "ann", 5, slices=slices))
+        assert wide == DirectoryRow("wide", "a", "ann", 5, slices=slices)
         assert metadata.claim_home("wide", "bob", "b", 6) == wide
         assert metadata.claim_home("wide", "bob", "b", 6, ("b", "c")) == wide
         assert metadata.directory_row("wide") == wide
@@ -55,8 +65,9 @@ class DirectoryContract:
         gone = DirectoryRow("wide", "a", "ann", 5, is_deleted=True, slices=slices)
         assert metadata.record_in_directory(DirectoryRow("wide", "a", "ann", 5, is_deleted=True)) == gone
         assert metadata.record_in_directory(DirectoryRow("wide", "b", "bob", 7)) == gone
+        assert metadata.claim_home("wide", "bob", "c", 8) == gone
         again = DirectoryRow("wide", "a", "bob", 8, slices=slices)
-        assert metadata.claim_home("wide", "bob", "c", 8) == again
+        assert metadata.record_in_directory(DirectoryRow("wide", "a", "bob", 8)) == again
         assert metadata.directory_row("wide") == again
 
     def test_a_slice_that_was_entered_first_is_no_other_home(self, bench: MetadataBench) -> None:
@@ -74,8 +85,8 @@ class DirectoryContract:
         metadata = bench.metadata
         names = ["a", "b.c", "b-c", "B", "ä", "z" * 255]
         for name in names:
-            metadata.claim_home(name, "ann", "one", 1)
-            metadata.claim_home(f"x{name}"[:255], "bob", "two", 1)
+            metadata.record_in_directory(DirectoryRow(name, "one", "ann", 1))
+            metadata.record_in_directory(DirectoryRow(f"x{name}"[:255], "two", "bob", 1))
         found: list[str] = []
         while page := metadata.buckets_in_directory("ann", found[-1] if found else "", 2):
             assert len(page) <= 2

@@ -6,19 +6,23 @@ import io
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
+from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.app import run
 from nos_ec.cli.commands.cell_moves import open_directory
-from nos_ec.composition.cells import begin_entering, open_home
+from nos_ec.composition.cells import begin_entering, open_cells, open_home
 from nos_ec.composition.ownership import CELL_NOTE
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.ids import ObjectKey
+from nos_ec.engine.objects.store import Store
+from nos_ec.ports.metadata import CannedAcl
 from nos_ec.settings import Settings, load_settings
 from tests.service.conftest import Bench
 from tests.service.s3.cell_stores import SPREADING, cells_config, new_cells
@@ -318,6 +322,117 @@ def test_a_stream_is_put_into_its_cell(store: ObjectStore) -> None:
     assert store.get("stream/k", 5, 10) == b"x" * 10
 
 
+def buckets_listed(settings: Settings, owner: str) -> list[str]:
+    """What ListBuckets shows an account."""
+    with open_directory(settings) as directory:
+        return [row.name for row in directory.metadata.buckets_in_directory(owner, "", 100)]
+
+
+def create_and_delete(settings: Settings, owner: str, names: Sequence[str]) -> None:
+    """Create and delete buckets in another process than the one that is tested."""
+    with open_cells(settings, SystemClock()) as cells:
+        for name in names:
+            metadata = cells.system(cells.claim(name, owner).home).metadata
+            assert metadata.create_bucket(name, owner, CannedAcl.PRIVATE, 1)
+            assert metadata.delete_bucket(name, cells.system("a").clock.now_ms())
+
+
+def test_what_the_library_stores_makes_a_deleted_bucket_exist_again(settings: Settings, store: ObjectStore) -> None:
+    create_and_delete(settings, "ann", ["one", "many", "stream"])
+    assert buckets_listed(settings, "ann") == []
+    store.put("one/k", b"1")
+    assert buckets_listed(settings, "ann") == ["one"]
+    store.put_many([("many/k", b"1"), ("many/l", b"1")])
+    assert buckets_listed(settings, "ann") == ["many", "one"]
+    store.put("stream/k", io.BytesIO(b"x" * 100_000))
+    assert buckets_listed(settings, "ann") == ["many", "one", "stream"]
+    assert buckets_listed(settings, "root") == []
+
+
+def test_a_bucket_without_an_object_is_not_listed(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store without cells shows a bucket that was never created while it holds objects."""
+
+    def fail(*_: object) -> None:
+        raise Transient("the cell went away")
+
+    for name in NAMES:
+        monkeypatch.setattr(Store, "put", fail)
+        with pytest.raises(Transient):
+            store.put(f"{name}/k", b"1")
+        monkeypatch.undo()
+    assert buckets_listed(settings, "root") == []
+    for name in NAMES[:3]:
+        store.put(f"{name}/k", b"1")
+    assert buckets_listed(settings, "root") == NAMES[:3]
+
+
+def test_a_put_succeeds_while_the_directory_cannot_be_told(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Transient("the directory went away")
+
+    monkeypatch.setattr(store._cells.directory.metadata, "record_in_directory", fail)
+    store.put("photos/k", b"1")
+    assert buckets_listed(settings, "root") == []
+    monkeypatch.undo()
+    store.put("photos/l", b"1")
+    assert buckets_listed(settings, "root") == ["photos"]
+
+
+@pytest.mark.parametrize("with_cell", [False, True])
+def test_commands_make_a_deleted_bucket_exist_again(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str], *, with_cell: bool
+) -> None:
+    config = cells_config(tmp_path, a=1, b=1, c=1)
+    config.write_text(config.read_text().replace("[store]", "[trash]\nkeep_days = 3\n[store]"))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_bytes(b"x")
+    names = ["put", "tree", "undelete", "undelete-tree"]
+    for name in names:
+        with open_store(settings) as store:
+            store.put(f"{name}/first", b"1")
+            store.delete(f"{name}/first")
+    for name in names[2:]:
+        assert run(["--config", str(config), "put", f"{name}/k", str(source / "file")]) == 0
+        assert run(["--config", str(config), "rm", f"{name}/k"]) == 0
+    create_and_delete(settings, "ann", names)
+    assert buckets_listed(settings, "ann") == []
+    commands = {
+        "put": ["put", "put/k", str(source / "file")],
+        "tree": ["put", "-r", "tree", str(source)],
+        "undelete": ["undelete", "undelete/k"],
+        "undelete-tree": ["undelete", "-r", "undelete-tree"],
+    }
+    for name, words in commands.items():
+        cell = ["--cell", str(open_home(settings, name).settings.cell)] if with_cell else []
+        assert run(["--config", str(config), *cell, *words]) == 0, capsys.readouterr().err
+        assert name in buckets_listed(settings, "ann"), name
+
+
+def test_a_bucket_that_exists_again_is_moved(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although the directory was not told, as after the crash of a program that put an object into it."""
+    config = str(cells_config(tmp_path, a=1, b=1, c=1))
+    create_and_delete(settings, "ann", NAMES)
+    with open_store(settings) as store:
+        for name in NAMES:
+            with open_home(settings, name) as system:
+                system.client.store().put(ObjectKey(name, "k"), io.BytesIO(b"x"), b"")
+        home = store._cells.home(NAMES[0])
+    to = "b" if home == "a" else "a"
+    assert run(["--config", config, "cells", "move", NAMES[0], "--to", to]) == 0, capsys.readouterr().err
+    assert open_home(settings, NAMES[0]).settings.cell == to
+    assert run(["--config", config, "cells", "drain", "a"]) == 0, capsys.readouterr().err
+    assert {open_home(settings, name).settings.cell for name in NAMES} == {"b", "c"}
+    with open_store(settings) as store:
+        assert [store.get(f"{name}/k") for name in NAMES] == [b"x"] * len(NAMES)
+
+
 @pytest.mark.parametrize("point", CELL_POINTS)
 def test_kill_the_creation_of_a_bucket(bench: Bench, point: str) -> None:
     """The directory names the home of a bucket that has no row there yet."""
@@ -325,6 +440,7 @@ def test_kill_the_creation_of_a_bucket(bench: Bench, point: str) -> None:
     bench.config = cells_config(bench.folder, a=1, b=1)
     done = bench.run("s3", "bucket", "create", "photos", "--owner", "ann", kill_at=point)
     assert done.returncode == -signal.SIGKILL, done.stderr
+    assert buckets_listed(settings, "ann") == []
     done = bench.run("s3", "bucket", "create", "photos", "--owner", "bob")
     assert done.returncode == 0, done.stderr
     with open_home(settings, "photos") as home:

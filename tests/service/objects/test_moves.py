@@ -1628,7 +1628,8 @@ def test_a_cell_that_cannot_be_drained_gets_no_further_copies(
     cells_config(tmp_path, a=1, b=1, c=1)
     monkeypatch.setattr(keys, "VERSIONS_MAX", 3)
     with open_cells(settings, SystemClock()) as cells:
-        cells.claim_wide("wide", "ann", ("b", "a", "c"))
+        wide = cells.state_of(cells.claim_wide("wide", "ann", ("b", "a", "c")))
+        assert wide.create_bucket("wide", "ann", CannedAcl.PRIVATE, 1)
     for rooms in ({"b": 2 << 30, "c": 1 << 30}, {"b": 1 << 30, "c": 2 << 30}):
         with_room(monkeypatch, **rooms)
         assert run(["--config", str(tmp_path / "cells.toml"), "cells", "drain", "a"]) == 2

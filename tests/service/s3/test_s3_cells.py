@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import threading
@@ -13,6 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 from sqlalchemy import delete
 
+from nos_ec import ObjectStore
 from nos_ec.adapters.sql.tables.schema import DIRECTORY
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.commands.cells import fill_directory
@@ -23,7 +25,7 @@ from nos_ec.core.ids import ObjectKey
 from nos_ec.gateway.auth.access import _Cache
 from nos_ec.gateway.auth.key_ring import KeyRing
 from nos_ec.gateway.server.cell_services import STALLED_S
-from nos_ec.ports.metadata import CannedAcl
+from nos_ec.ports.metadata import ROOT_ACCOUNT, CannedAcl
 from nos_ec.settings import Cell, load_settings
 from tests.rig.waiting import WAIT_S_MAX
 from tests.service.s3.cell_stores import cells_config, new_cells, serving_cells
@@ -42,6 +44,10 @@ def served(tmp_path: Path) -> Iterator[tuple[Cells, Gateway]]:
 
 def homes(cells: Cells) -> dict[str, str]:
     return {row.bucket: row.home for row in cells.directory.metadata.directory_page("", 1000) if not row.is_deleted}
+
+
+def listed(client: Any) -> list[str]:
+    return [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]
 
 
 def test_buckets_are_spread_over_the_cells_and_served_alike(served: tuple[Cells, Gateway]) -> None:
@@ -174,13 +180,71 @@ def test_a_creation_that_was_interrupted_is_completed(
     refused("ServiceUnavailable", 503, ann.create_bucket, Bucket="half")
     refused("ServiceUnavailable", 503, ann.create_bucket, Bucket="ghost")
     monkeypatch.undo()
-    assert [bucket["Name"] for bucket in ann.list_buckets()["Buckets"]] == ["ghost", "half"]
-    home = homes(cells)["half"]
+    assert listed(ann) == [], "the cells have confirmed neither"
+    claimed = cells.directory.metadata.directory_row("half")
+    assert claimed is not None
+    home = claimed.home
     bob.create_bucket(Bucket="half")
+    assert homes(cells) == {"half": home}
     assert cells.system(home).metadata.bucket("half") is not None
-    assert [bucket["Name"] for bucket in bob.list_buckets()["Buckets"]] == ["half"]
+    assert listed(bob) == ["half"]
     refused("NoSuchBucket", 404, ann.delete_bucket, Bucket="ghost")
-    assert ann.list_buckets()["Buckets"] == []
+    assert listed(ann) == []
+
+
+def test_a_creation_of_which_the_directory_was_not_told_is_listed_when_it_is_used(
+    served: tuple[Cells, Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, gateway = served
+    ann = gateway.client("ann")
+
+    def fail(*_: object) -> bool:
+        raise Transient("the directory went away after the claim")
+
+    for name in ("used", "repeated"):
+        monkeypatch.setattr(cells.directory.metadata, "record_in_directory", fail)
+        refused("ServiceUnavailable", 503, ann.create_bucket, Bucket=name)
+        monkeypatch.undo()
+    assert listed(ann) == []
+    ann.head_bucket(Bucket="used")
+    ann.create_bucket(Bucket="repeated")
+    assert listed(ann) == ["repeated", "used"]
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_bucket_that_exists_again_is_listed_when_it_is_used(served: tuple[Cells, Gateway], *, is_wide: bool) -> None:
+    """A program that still remembers the home of a deleted bucket puts an object into it. It is the last owner's."""
+    cells, gateway = served
+    ann, bob = gateway.client("ann"), gateway.client("bob")
+    if is_wide:
+        cells.claim_wide("back", "ann", ("b", "c", "c"))
+    ann.create_bucket(Bucket="back")
+    row = cells.known("back")
+    assert row is not None
+    ann.delete_bucket(Bucket="back")
+    refused("404", 404, ann.head_bucket, Bucket="back")
+    assert listed(ann) == []
+    name = next(f"k{number}" for number in range(100) if row.cell_of(f"k{number}") == row.cells[-1])
+    cells.system(row.cell_of(name)).client.store().put(ObjectKey("back", name), io.BytesIO(b"x"), b"")
+    refused("AccessDenied", 403, bob.get_object, Bucket="back", Key=name)
+    assert ann.get_object(Bucket="back", Key=name)["Body"].read() == b"x"
+    assert listed(ann) == ["back"]
+    assert cells.known("back") is not None, "later requests need no look-up"
+    ann.delete_object(Bucket="back", Key=name)
+    refused("404", 404, ann.head_bucket, Bucket="back")
+    assert listed(ann) == []
+
+
+def test_a_bucket_that_was_never_created_is_listed_while_it_holds_objects(served: tuple[Cells, Gateway]) -> None:
+    """It is gone with its last object, as in a store without cells."""
+    cells, gateway = served
+    root = gateway.client(ROOT_ACCOUNT)
+    store = ObjectStore(cells)
+    store.put("plain/k", b"x")
+    assert listed(root) == ["plain"]
+    store.delete("plain/k")
+    refused("404", 404, root.head_bucket, Bucket="plain")
+    assert listed(root) == []
 
 
 def test_a_cell_without_weight_gets_no_bucket(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class SqlDirectory(SqlPart):
         return _found(connection.execute(FIND, {"bucket": bucket}).first())
 
     def claim_home(self, bucket: str, owner: str, home: str, now_ms: int, slices: Sequence[str] = ()) -> DirectoryRow:
-        return self._write(_claim, DirectoryRow(bucket, home, owner, now_ms, slices=tuple(slices)))
+        return self._write(_claim, DirectoryRow(bucket, home, owner, now_ms, is_deleted=True, slices=tuple(slices)))
 
     def record_in_directory(self, row: DirectoryRow) -> DirectoryRow:
         return self._write(_record, row)
@@ -57,11 +57,9 @@ class SqlDirectory(SqlPart):
 
 def _claim(connection: Connection, new: DirectoryRow) -> DirectoryRow:
     known = _locked(connection, new.bucket)
-    if known is not None and not known.is_deleted:
-        return known
-    claimed = new if known is None else replace(known, owner=new.owner, created_ms=new.created_ms, is_deleted=False)
-    _put(connection, claimed, known)
-    return claimed
+    if known is None:
+        _put(connection, new, None)
+    return known or new
 
 
 def _record(connection: Connection, row: DirectoryRow) -> DirectoryRow:
