@@ -420,7 +420,7 @@ def _record_elsewhere(directory: System, system: System, place: MoveRow) -> Dire
 
 def correct_directory(system: System, bucket: str) -> None:
     """Make the directory say that a bucket exists, after an object was put or brought back into this cell. Does nothing
-    in a store without cells. An error is logged; the next request about the bucket does it."""
+    in a store without cells. An error is logged, because the object is stored; the next request corrects it."""
     settings = system.settings.whole
     if settings.store.directory is None:
         return
@@ -430,7 +430,11 @@ def correct_directory(system: System, bucket: str) -> None:
             if row is None or row.is_deleted:
                 record_bucket(directory, system, bucket)
     except NosError as error:
-        _log.warning("a bucket that exists again is not listed until it is used", bucket=bucket, error=str(error))
+        _log.warning(
+            "the directory cannot be corrected; if the bucket was deleted, it is not listed until it is used",
+            bucket=bucket,
+            error=str(error),
+        )
 
 
 def is_rebuilt(system: System) -> bool:

@@ -16,6 +16,7 @@ from nos_ec import InvalidInput, NotFound, ObjectStore, open_store
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.app import run
 from nos_ec.cli.commands.cell_moves import open_directory
+from nos_ec.composition import cells as cells_module
 from nos_ec.composition.cells import begin_entering, open_cells, open_home
 from nos_ec.composition.ownership import CELL_NOTE
 from nos_ec.composition.wiring import open_system
@@ -411,6 +412,26 @@ def test_commands_make_a_deleted_bucket_exist_again(
         cell = ["--cell", str(open_home(settings, name).settings.cell)] if with_cell else []
         assert run(["--config", str(config), *cell, *words]) == 0, capsys.readouterr().err
         assert name in buckets_listed(settings, "ann"), name
+
+
+def test_a_command_succeeds_while_the_directory_cannot_be_corrected(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = str(cells_config(tmp_path, a=1, b=1, c=1))
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    create_and_delete(settings, "ann", ["photos"])
+
+    def fail(*_: object) -> None:
+        raise Transient("the directory went away")
+
+    monkeypatch.setattr(cells_module, "record_bucket", fail)
+    assert run(["--config", config, "put", "photos/k", str(source)]) == 0
+    assert "the directory cannot be corrected" in "".join(capsys.readouterr())
+    assert buckets_listed(settings, "ann") == []
+    monkeypatch.undo()
+    assert run(["--config", config, "put", "photos/k", str(source)]) == 0
+    assert buckets_listed(settings, "ann") == ["photos"]
 
 
 def test_a_bucket_that_exists_again_is_moved(
