@@ -3,8 +3,9 @@
 A server with a slow statement and one that hangs look alike on a connection that waits. But a server logs in a new
 client at once while its statements are slow, and one that hangs, or whose host is gone, does not. So after
 PATIENCE_S, a connection asks `ServerProbe` whether a new one can log in. If so, it waits up to the limit of statements.
-If not, new connections are refused at once until the server answers again, so that no request waits twice. This also
-applies to a server that has refused connections for REFUSED_S, because attempts cost CPU.
+A statement that takes longer is not repeated either: on a server whose disk hangs, each attempt would take as long. If
+no new connection can log in, new ones are refused at once until the server answers again, so that no request waits
+twice. This also applies to a server that has refused connections for REFUSED_S, because attempts cost CPU.
 
 A statement that was given up may still take effect, such as a COMMIT: the connection counts as lost
 (nos_ec.adapters.sql.driver.transactions).
@@ -42,7 +43,8 @@ _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
 class ServerAway(OperationalError):  # type: ignore[misc]
-    """A lost connection: the server answers neither on it nor on a new one."""
+    """A connection that was given up: the server answers neither on it nor on a new one, or has not answered a
+    statement within its limit."""
 
     is_away = True
 
@@ -154,14 +156,14 @@ class PatientSocket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """See RawIOBase. Raises ServerAway, and TimeoutError after limit_s."""
+        """See RawIOBase. Raises ServerAway, also after limit_s."""
         try:
             return int(self._socket.recv_into(buffer))
         except TimeoutError:
             return self._wait(partial(self._socket.recv_into, buffer))
 
     def send_all(self, data: bytes) -> None:
-        """Write all of the data. Raises ServerAway, and OSError, also after limit_s without progress."""
+        """Write all of the data. Raises ServerAway, also after limit_s without progress, and OSError."""
         left = memoryview(data)
         while left:
             try:
@@ -178,7 +180,7 @@ class PatientSocket(io.RawIOBase):
                 return self._look_again(attempt)
             with suppress(TimeoutError):
                 return attempt()
-        raise TimeoutError(f"timed out after {self._limit_s} s")
+        raise ServerAway(CR.CR_SERVER_LOST, f"the server has not answered a statement after {self._limit_s} s")
 
     def _look_again(self, attempt: Callable[[], int]) -> int:
         """Return the result of `attempt` if the server has answered during the probe after all."""
