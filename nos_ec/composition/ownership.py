@@ -29,16 +29,19 @@ NEW_METADATA = (
     " (with Ceph: another ceph.namespace) or remove the old data"
 )
 """Advice for the case that data exists, but its metadata does not."""
+OTHER_CELL_READ_S = 10
+"""How long a statement in the database of another cell may take. All of them look up single rows, and the loops of the
+daemon wait for them."""
 
 
 def open_other_cell(settings: Settings, own: Notes) -> Metadata:
     """Open the metadata of another cell for a process of the cell that has `own`, which reads there and changes
     nothing but the places in the directory. It does not find the documents of a bucket that was moved away. A read-only
-    server, whose data may be old, is refused. Raises ConfigError
-    unless it is the cell of that name of the same store, also if its database was rebuilt and the directory has not
-    been told, and Transient."""
+    server, whose data may be old, is refused. Statements may take OTHER_CELL_READ_S. Raises ConfigError unless it is
+    the cell of that name of the same store, also if its database was rebuilt and the directory has not been told, and
+    Transient."""
     with settings_named(settings.store.url_setting):
-        opened = open_metadata(settings.store.url())
+        opened = open_metadata(settings.store.url(), read_s=OTHER_CELL_READ_S)
     try:
         directory = own.note(DIRECTORY_NOTE)
         if opened.note(CELL_NOTE) != settings.cell or directory is None or opened.note(DIRECTORY_NOTE) != directory:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from time import perf_counter
 
 from nos_ec.composition.adapters import Adapters
 from nos_ec.composition.developer_values import HOUSEKEEPING_MS
 from nos_ec.composition.landing import open_segments_of
 from nos_ec.composition.ownership import open_other_cell
-from nos_ec.core.errors import NosError, Transient
+from nos_ec.core.errors import Moved, NosError, Transient
 from nos_ec.core.expiry import DAY_MS
 from nos_ec.core.states import BlockKind
 from nos_ec.engine.expiry.known_expiry import KnownExpiry
@@ -40,7 +41,7 @@ from nos_ec.ports.metadata import Lease, Metadata
 from nos_ec.ports.segment_medium import SegmentMedium
 
 OTHER_CELL_WAIT_MS = 60_000
-"""How long a cell that could not be opened counts as away."""
+"""How long a cell that could not be opened or read counts as away."""
 
 
 class WorkerSide:
@@ -107,7 +108,7 @@ class WorkerSide:
         adapters, cell = self._adapters, self._adapters.settings.cell
         assert cell is not None, "a store without cells has no moves"
         others = self._other_cells()
-        return MoveRecovery(adapters.metadata, adapters.clock, MoveCells(cell, others.metadata_of, others.directory))
+        return MoveRecovery(adapters.metadata, adapters.clock, MoveCells(cell, others.reading, others.directory))
 
     def _other_cells(self) -> _OtherCells:
         opened = _OtherCells(self._adapters)
@@ -120,7 +121,7 @@ class WorkerSide:
         if cell is None:
             return None
         opened = self._other_cells()
-        return OtherCells(cell, opened.metadata_of, opened.directory)
+        return OtherCells(cell, opened.reading, opened.directory)
 
     def _copy_forward(self, medium: SegmentMedium) -> CopyForward:
         """Return the copy-forward, which writes old records again, into a separate log with one open segment."""
@@ -168,30 +169,41 @@ class _OtherCells:
         self._adapters = adapters
         self._opened: dict[str, Metadata] = {}
         self._failed: dict[str, tuple[str, int]] = {}
-        """Why a cell could not be opened, and when that is tried again."""
+        """Why a cell could not be opened or read, and when that is tried again."""
 
-    def metadata_of(self, cell: str) -> Metadata:
-        """Return the metadata of a cell. Raises Transient, for OTHER_CELL_WAIT_MS after a failure, because each attempt
-        may take seconds."""
+    @contextmanager
+    def reading(self, cell: str) -> Iterator[Metadata]:
+        """Yield the metadata of a cell. If it cannot be opened, or the block finds that it does not answer, raises
+        Transient, and again at once for OTHER_CELL_WAIT_MS, because each attempt may take seconds, during which the
+        loop of the caller stands still."""
         adapters = self._adapters
-        if (opened := self._opened.get(cell)) is not None:
-            return opened
-        now_ms = adapters.clock.now_ms()
-        if (failed := self._failed.get(cell)) is not None and waits(failed[1], now_ms, OTHER_CELL_WAIT_MS):
+        failed = self._failed.get(cell)
+        if failed is not None and waits(failed[1], adapters.clock.now_ms(), OTHER_CELL_WAIT_MS):
             raise Transient(failed[0])
         try:
-            opened = open_other_cell(adapters.settings.whole.of_cell(cell), adapters.metadata)
+            opened = self._opened.get(cell)
+            if opened is None:
+                opened = open_other_cell(adapters.settings.whole.of_cell(cell), adapters.metadata)
+                self._opened[cell] = opened
         except NosError as error:
-            why = f"cell {cell} cannot be read: {error}"
-            self._failed[cell] = why, now_ms + OTHER_CELL_WAIT_MS
-            raise Transient(why) from error
-        return self._opened.setdefault(cell, opened)
+            raise self._away(cell, error) from error
+        try:
+            yield opened
+        except Moved:
+            raise
+        except Transient as error:
+            raise self._away(cell, error) from error
 
-    def directory(self) -> Metadata:
-        """Return the metadata of the cell with the directory. Raises Transient."""
+    def _away(self, cell: str, error: NosError) -> Transient:
+        why = f"cell {cell} cannot be read: {error}"
+        self._failed[cell] = why, self._adapters.clock.now_ms() + OTHER_CELL_WAIT_MS
+        return Transient(why)
+
+    def directory(self) -> AbstractContextManager[Metadata]:
+        """Yield the metadata of the cell with the directory, as `reading` does."""
         adapters, home = self._adapters, self._adapters.settings.whole.store.directory
         assert home is not None
-        return adapters.metadata if home == adapters.settings.cell else self.metadata_of(home)
+        return nullcontext(adapters.metadata) if home == adapters.settings.cell else self.reading(home)
 
     def close(self) -> None:
         """Close what was opened."""

@@ -18,6 +18,7 @@ from nos_ec.adapters.sql.buckets.bucket_rows import SqlBuckets
 from nos_ec.adapters.sql.buckets.directory import SqlDirectory
 from nos_ec.adapters.sql.buckets.moved_versions import SqlMoving
 from nos_ec.adapters.sql.buckets.moves import SqlMoves
+from nos_ec.adapters.sql.driver.engine import MYSQL_READ_S
 from nos_ec.adapters.sql.objects.entries import SqlListings
 from nos_ec.adapters.sql.objects.floors import SqlFloors
 from nos_ec.adapters.sql.objects.journal import SqlJournal
@@ -46,15 +47,16 @@ from nos_ec.core.geometry import Geometry
 from nos_ec.ports.metadata import Metadata
 
 
-def open_metadata(url: str, *, replica: bool = False) -> SqlMetadata:
+def open_metadata(url: str, *, replica: bool = False, read_s: int = MYSQL_READ_S) -> SqlMetadata:
     """Open the metadata store at `url`: sqlite:////path/meta.db or mysql+pymysql://user:password@host:port/database.
 
-    A read-only server is not read, because its data may be old, unless `replica` allows it.
+    A read-only server is not read, because its data may be old, unless `replica` allows it. `read_s`: how long a
+    statement on a server may take.
 
     Raises ConfigError (bad URL, no store there, another schema version; the message names the command to run),
     Transient (unreachable server, with host and port), Corrupt (not a SQLite file).
     """
-    return SqlMetadata(open_checked(url), replica=replica)
+    return SqlMetadata(open_checked(url, read_s), replica=replica)
 
 
 class SqlMetadata(

@@ -92,8 +92,8 @@ class KnownExpiry:
 
 
 class _RulesElsewhere:
-    """The rules of wide buckets that are in other cells. A thread reads them, because a cell that hangs takes up to a
-    minute to fail."""
+    """The rules of wide buckets that are in other cells. A thread reads them, because a cell that hangs takes seconds
+    to fail."""
 
     def __init__(self, lifecycle: LifecycleRules, day_ms: int) -> None:
         self._lifecycle = lifecycle

@@ -8,6 +8,7 @@ bucket expires in them while the first cell is away.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import structlog
@@ -23,13 +24,13 @@ _log = structlog.get_logger(__name__)
 
 
 class OtherCells(NamedTuple):
-    """The cells of a store, as `cell` sees them. `documents_in` returns the documents in another cell, which raise
-    Moved if the bucket is not served there; `directory` returns the directory. Both raise NosError while that cell
-    cannot be read."""
+    """The cells of a store, as `cell` sees them. `documents_in` yields the documents in another cell, which raise
+    Moved if the bucket is not served there, and may be used after the block; `directory` yields the directory. Both
+    raise NosError while that cell cannot be read."""
 
     cell: str
-    documents_in: Callable[[str], BucketState]
-    directory: Callable[[], Directory]
+    documents_in: Callable[[str], AbstractContextManager[BucketState]]
+    directory: Callable[[], AbstractContextManager[Directory]]
 
 
 class RuledBucket(NamedTuple):
@@ -83,14 +84,15 @@ class LifecycleRules:
         bucket as the same one, and NosError while that cell cannot be asked."""
         if bucket.mark is None or self._others is None:
             return FoundRules(() if bucket.body is None else decode_rules(bucket.body), self._metadata)
-        place = self._others.directory().directory_row(bucket.name)
+        with self._others.directory() as directory:
+            place = directory.directory_row(bucket.name)
         if place is not None and self._others.cell not in place.cells:
             return FoundRules((), self._metadata)  # it was moved away
         slices = decode_slices(bucket.mark)
         if place is None or places_of(self._others.cell, place.slices) != places_of(self._others.cell, slices):
             raise Conflict("the directory does not have the bucket with the same slices as this cell")
-        documents = self._others.documents_in(place.home)
-        body = documents.bucket_document(bucket.name, DocumentKind.LIFECYCLE)
+        with self._others.documents_in(place.home) as documents:
+            body = documents.bucket_document(bucket.name, DocumentKind.LIFECYCLE)
         return FoundRules(() if body is None else decode_rules(body), documents)
 
     def __iter__(self) -> Iterator[tuple[str, Sequence[ExpiryRule] | None]]:

@@ -119,7 +119,7 @@ class Housekeeping:
                         _log.warning("lock time not advanced; trying again", error=str(error))
                 if self._moves is not None:
                     try:
-                        self._moves.run_once()
+                        self._moves.run_once(beat)
                     except NosError as error:
                         _log.warning("moves of buckets not checked; trying again", error=str(error))
                 if isinstance(recovered, Exception):

@@ -12,6 +12,7 @@ bucket is no longer the one that it has set, and begins again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ import structlog
 from nos_ec.core.errors import ConfigError, Conflict, NosError
 from nos_ec.core.killpoints import kill_point
 from nos_ec.core.parts import bucket_of_parts
-from nos_ec.ports.clock import Clock, waits
+from nos_ec.ports.clock import Beat, Clock, unwatched, waits
 from nos_ec.ports.metadata import Directory, Leases, MoveRow, Moves, MoveState
 
 _log = structlog.get_logger(__name__)
@@ -41,12 +42,12 @@ class MovesMetadata(Moves, Leases, Protocol):
 
 
 class MoveCells(NamedTuple):
-    """The cells of a store, as `cell` sees them. `moves_in` returns the states of buckets in another cell, `directory`
+    """The cells of a store, as `cell` sees them. `moves_in` yields the states of buckets in another cell, `directory`
     the directory; both raise Transient while that cell cannot be reached."""
 
     cell: str
-    moves_in: Callable[[str], Moves]
-    directory: Callable[[], Directory]
+    moves_in: Callable[[str], AbstractContextManager[Moves]]
+    directory: Callable[[], AbstractContextManager[Directory]]
 
 
 def mover_lease(mover: int) -> str:
@@ -93,7 +94,7 @@ class MoveRecovery:
         self._failures: dict[str, str] = {}
         """Why the last attempts to serve buckets have failed."""
 
-    def run_once(self) -> int:
+    def run_once(self, beat: Beat = unwatched) -> int:
         """Make the cell serve the buckets again that dead movers have left LEAVING or CLOSED in it, and those that are
         ARRIVING and GONE from the other cell. Note which of those that are GONE the other cell serves. Forget the names
         that dead movers have left in the log, up to FORGOTTEN_MAX. Does nothing if that was tried less than
@@ -102,8 +103,10 @@ class MoveRecovery:
         if waits(self._next_ms, now_ms, CHECK_WAIT_MS):
             return 0
         self._next_ms = now_ms + CHECK_WAIT_MS
-        before, self._failures = self._failures, {}
-        served = sum(self._try_to_serve(row, before.get(row.bucket)) for row in stalled_moves(self._metadata))
+        before, self._failures, served = self._failures, {}, 0
+        for row in stalled_moves(self._metadata):
+            beat(0)  # the database of another cell may take seconds to answer, or to be given up
+            served += self._try_to_serve(row, before.get(row.bucket))
         self._forget_changes()
         return served
 
@@ -135,7 +138,8 @@ class MoveRecovery:
     def _has_left(self, row: MoveRow) -> bool:
         """Return whether the other cell has made the move of a bucket that is ARRIVING. The copies are complete then,
         and no mover changes them any more."""
-        left = self._others.moves_in(row.other).move_row(row.bucket)
+        with self._others.moves_in(row.other) as moves:
+            left = moves.move_row(row.bucket)
         return left is not None and (left.state, left.other, left.number) == (
             MoveState.GONE,
             self._others.cell,
@@ -145,13 +149,15 @@ class MoveRecovery:
     def _is_served(self, row: MoveRow) -> bool:
         """Return whether the other cell serves a bucket that is GONE to it, or has moved it further. Then only the row
         of the bucket is left here, which a command removes."""
-        there = self._others.moves_in(row.other).move_row(row.bucket)
+        with self._others.moves_in(row.other) as moves:
+            there = moves.move_row(row.bucket)
         return there is not None and there.moves >= row.number and not there.arrives
 
     def _serve_moved(self, row: MoveRow) -> None:
         """Do what a mover does after the moment of the move, until this cell serves the bucket."""
         try:
-            self._others.directory().move_home(row.bucket, row.other, self._others.cell, row.number)
+            with self._others.directory() as directory:
+                directory.move_home(row.bucket, row.other, self._others.cell, row.number)
         except Conflict as error:
             if self._metadata.move_row(row.bucket) != row:
                 raise  # another process has completed the move

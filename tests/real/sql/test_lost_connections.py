@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
@@ -109,6 +109,22 @@ def _serves(metadata: SqlMetadata) -> bool:
         metadata.totals()
         return True
     return False
+
+
+def test_a_statement_that_takes_too_long_is_not_repeated(url: str, metadata: SqlMetadata) -> None:
+    """On a server whose disk hangs, each attempt would take as long, while the loops of daemons wait."""
+    there, attempts = open_metadata(url, read_s=1), []
+
+    def wait(connection: Connection) -> None:
+        attempts.append(connection)
+        connection.exec_driver_sql("SELECT SLEEP(60)")
+
+    for run in (there._read, there._write):
+        with pytest.raises(Transient, match="has not answered a statement after 1 s"):
+            run(wait)
+    assert len(attempts) == 2
+    assert there.totals() == metadata.totals()
+    there.close()
 
 
 def test_killed_statements_change_all_or_nothing(url: str, served: SqlMetadata) -> None:

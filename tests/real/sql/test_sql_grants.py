@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -387,7 +387,7 @@ def serve_again(store: RoleStore, system: System) -> None:
         f"INSERT INTO {database}.changed_names (bucket, name) VALUES ('moved', 'n')",
     )
     source: Any = SimpleNamespace(move_row=lambda bucket: MoveRow(bucket, MoveState.GONE, "a", 1, 7, 5))
-    cells = MoveCells("a", lambda _: source, lambda: system.metadata)
+    cells = MoveCells("a", lambda _: nullcontext(source), lambda: nullcontext(system.metadata))
     assert MoveRecovery(system.metadata, system.clock, cells).run_once() == 3
     assert system.metadata.changed_names("moved", 2**63 - 1, 9) == []
 

@@ -936,6 +936,37 @@ def test_a_bucket_is_not_served_while_the_other_cell_is_away(
         assert recovery.run_once() == 1
 
 
+def test_a_cell_that_does_not_answer_is_asked_once_a_minute(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question may take as long as a statement may. The loop shows that it lives before each."""
+    with open_system(settings.of_cell("a")) as system:
+        clock = SetClock(system.clock.now_ms())
+        monkeypatch.setattr(system, "clock", clock)
+        for bucket in ("one", "two"):
+            system.metadata.set_move(MoveRow(bucket, MoveState.ARRIVING, "b", 1, 7, 0), None)
+        recovery = system.worker.move_recovery()
+        recovery.run_once()  # opens the other cell
+        asked: list[str] = []
+
+        def fail(_: SqlMetadata, bucket: str) -> MoveRow:
+            asked.append(bucket)
+            raise Transient("no answer")
+
+        beats: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlMetadata, "move_row", fail)
+            for _ in range(worker_side.OTHER_CELL_WAIT_MS // CHECK_WAIT_MS):
+                clock.advance(CHECK_WAIT_MS)
+                recovery.run_once(beats.append)
+            assert asked == ["one"]
+            assert beats == [0, 0] * (worker_side.OTHER_CELL_WAIT_MS // CHECK_WAIT_MS)
+            clock.advance(CHECK_WAIT_MS)
+            recovery.run_once()
+            assert asked == ["one", "one"]
+        assert [row.bucket for row in stalled_moves(system.metadata)] == ["one", "two"]
+
+
 @pytest.mark.parametrize("rows_max", [1, 10_000])
 def test_names_that_a_dead_mover_has_left_are_forgotten(
     settings: Settings, rows_max: int, monkeypatch: pytest.MonkeyPatch

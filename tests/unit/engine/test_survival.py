@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -297,13 +297,14 @@ class FirstCell:
         self.answers.set()
         self.reads = 0
 
-    def documents_in(self, cell: str) -> BucketState:
+    @contextmanager
+    def documents_in(self, cell: str) -> Iterator[BucketState]:
         assert cell == "a"
         self.reads += 1
         assert self.answers.wait(60)
         if self.failure is not None:
             raise self.failure
-        return cast(BucketState, self)
+        yield cast(BucketState, self)
 
     def bucket_document(self, name: str, kind: DocumentKind) -> bytes | None:
         assert kind is DocumentKind.LIFECYCLE
@@ -333,7 +334,9 @@ def of_cell_b(first_cell: FirstCell) -> KnownExpiry:
     table = Table([])
     table.documents, table.marks = {"plain": encode_rules([ExpiryRule("r", days=1)])}, first_cell.marks
     return KnownExpiry(
-        cast(Metadata, table), DAY_MS, OtherCells("b", first_cell.documents_in, lambda: cast(Directory, first_cell))
+        cast(Metadata, table),
+        DAY_MS,
+        OtherCells("b", first_cell.documents_in, lambda: nullcontext(cast(Directory, first_cell))),
     )
 
 

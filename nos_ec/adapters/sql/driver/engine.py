@@ -59,8 +59,8 @@ POOL_OVERFLOW = 24
 
 WRITES = "nos_ec_writes"
 """An execution option: the transactions of the engine write."""
-_CONNECT = "nos_ec_connect"
-"""An execution option of engines for MySQL: the function that connects."""
+_SERVER = "nos_ec_server"
+"""An execution option of engines for MySQL: the function that connects, and how long a statement may take."""
 
 _ALONE = "nos_ec_alone"
 _OPENED = "nos_ec_opened"
@@ -137,8 +137,8 @@ def reading_engine(engine: Engine) -> Engine | None:
     """
     if engine.dialect.name == "sqlite":
         return None
-    connect = engine.get_execution_options()[_CONNECT]
-    return _mysql_engine(engine.url, connect, MYSQL_READ_S, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
+    connect, read_s = engine.get_execution_options()[_SERVER]
+    return _mysql_engine(engine.url, connect, read_s, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
 
 
 def _mysql_engine(url: URL, connect: Callable[..., Any], read_s: int, **options: Any) -> Engine:
@@ -157,7 +157,7 @@ def _mysql_engine(url: URL, connect: Callable[..., Any], read_s: int, **options:
             "write_timeout": MYSQL_READ_S,
             "init_command": _MYSQL_SETUP,
         },
-        execution_options={_CONNECT: connect},
+        execution_options={_SERVER: (connect, read_s)},
         **options,
     )
     event.listen(engine, "do_connect", connect)

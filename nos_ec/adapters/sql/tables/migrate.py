@@ -207,10 +207,10 @@ def _change_tables_at_once(connection: Connection) -> None:
         connection.exec_driver_sql("SET @@ddl_strategy = 'direct'")
 
 
-def open_checked(url: str) -> Engine:
-    """Open an engine and check that its store has the right schema. Raises ConfigError, Transient and Corrupt as
-    `migrate` does."""
-    engine = make_engine(url)
+def open_checked(url: str, read_s: int = MYSQL_READ_S) -> Engine:
+    """Open an engine and check that its store has the right schema. `read_s`: how long a statement on a server may
+    take. Raises ConfigError, Transient and Corrupt as `migrate` does."""
+    engine = make_engine(url, read_s=read_s)
     try:
         with engine.connect() as connection:
             check_schema(connection)
