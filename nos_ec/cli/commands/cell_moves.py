@@ -68,7 +68,8 @@ def move(
     rate = _rate(bytes_per_s)
     interrupt_on_sigterm()
     _require_cell(settings, to)
-    done = _move(settings, bucket, to, rate, source)
+    with open_directory(settings) as directory:
+        done = _move(settings, directory, bucket, to, rate, source)
     emit({"moved": _moved(bucket, to, done)}, as_json, lambda: _print_moved(bucket, to, done))
 
 
@@ -104,20 +105,21 @@ def drain(
     moved: list[dict[str, Any]] = []
     not_moved: list[dict[str, Any]] = []
     codes: list[int] = []
-    for bucket in _buckets_of(settings, cell):
-        try:
-            target, why = _target_of(settings, bucket, cell, targets)
-            if not as_json:
-                out.print(f"moving bucket {bucket} to cell {target}: {why}", markup=False)
-            done = _move(settings, bucket, target, rate, cell)
-        except NosError as error:
-            codes.append(exit_code(error))
-            not_moved.append({"bucket": bucket, "error": type(error).__name__, "message": str(error)})
-            err.print(f"bucket {bucket} was not moved: {error}", markup=False)
-        else:
-            moved.append(_moved(bucket, target, done))
-            if not as_json:
-                _print_moved(bucket, target, done)
+    with open_directory(settings) as directory:
+        for bucket in _buckets_of(settings, directory, cell):
+            try:
+                target, why = _target_of(settings, directory, bucket, cell, targets)
+                if not as_json:
+                    out.print(f"moving bucket {bucket} to cell {target}: {why}", markup=False)
+                done = _move(settings, directory, bucket, target, rate, cell)
+            except NosError as error:
+                codes.append(exit_code(error))
+                not_moved.append({"bucket": bucket, "error": type(error).__name__, "message": str(error)})
+                err.print(f"bucket {bucket} was not moved: {error}", markup=False)
+            else:
+                moved.append(_moved(bucket, target, done))
+                if not as_json:
+                    _print_moved(bucket, target, done)
     text = f"{count_text(len(moved), 'bucket')} moved"
     if not_moved:
         text += f", {count_text(len(not_moved), 'bucket')} not moved: {', '.join(one['bucket'] for one in not_moved)}"
@@ -183,7 +185,8 @@ def purge(
     settings = whole_store(context(ctx).settings())
     _require_cell(settings, cell)
     interrupt_on_sigterm()
-    home = _home(settings, bucket)  # a deleted bucket may have old copies, too
+    with open_directory(settings) as directory:
+        home = _home(directory, bucket)  # a deleted bucket may have old copies, too
     if cell in home.cells:
         raise InvalidInput(f"bucket {bucket} is in cell {cell}; give the cell from which it was moved")
     with _opened(settings, cell) as side, ExitStack() as stack, progress() as bar:
@@ -199,11 +202,12 @@ def purge(
     emit({"purged": {"bucket": bucket, "cell": cell, "versions": count}}, as_json, lambda: out.print(f"{what} deleted"))
 
 
-def _move(settings: Settings, bucket: str, to: str, bytes_per_s: int, source: str | None = None) -> Progress:
+def _move(
+    settings: Settings, directory: System, bucket: str, to: str, bytes_per_s: int, source: str | None = None
+) -> Progress:
     number = int.from_bytes(os.urandom(_MOVER_BYTES))
-    row = _home(settings, bucket)
+    row = _home(directory, bucket)
     with ExitStack() as stack:
-        directory = stack.enter_context(open_directory(settings))
         if row.is_deleted:  # by the directory, which may not have been told that it exists again
             with _opened(settings, row.home, directory) as home:
                 row = record_bucket(directory, home, bucket) or row
@@ -228,11 +232,13 @@ def _source_of(row: DirectoryRow, source: str | None) -> str:
     return source or row.home
 
 
-def _target_of(settings: Settings, bucket: str, cell: str, targets: Sequence[str]) -> tuple[str, str]:
+def _target_of(
+    settings: Settings, directory: System, bucket: str, cell: str, targets: Sequence[str]
+) -> tuple[str, str]:
     """Return the cell to which a bucket of `cell` is moved, and why: the one to which an earlier command began to move
     it, or one of `targets`. Raises Conflict or Transient if none may take it."""
-    with open_directory(settings) as directory, _opened(settings, cell, directory) as source:
-        home = directory.metadata.directory_row(bucket)
+    home = directory.metadata.directory_row(bucket)
+    with _opened(settings, cell, directory) as source:
         if home is None or cell not in home.cells:
             raise Conflict(f"bucket {bucket} was moved from cell {cell} meanwhile")
         begun = _begun_to(settings, source, bucket, targets)
@@ -384,22 +390,17 @@ def next_command(cell: str, row: MoveRow, is_stalled: bool, home: DirectoryRow |
     return f"nos-ec cells move {row.bucket} --to {target}" + (f" --from {source}" if home.slices else "")
 
 
-def _home(settings: Settings, bucket: str) -> DirectoryRow:
-    with open_directory(settings) as directory:
-        row = directory.metadata.directory_row(bucket)
+def _home(directory: System, bucket: str) -> DirectoryRow:
+    row = directory.metadata.directory_row(bucket)
     if row is None:
         raise NotFound(f"there is no bucket {bucket}")
     return row
 
 
-def _buckets_of(settings: Settings, cell: str) -> Iterator[str]:
+def _buckets_of(settings: Settings, directory: System, cell: str) -> Iterator[str]:
     after = ""
-    while True:
-        with open_directory(settings) as directory:
-            page = directory.metadata.directory_page(after, _PAGE)
-        if not page:
-            return
-        with _opened(settings, cell) as system:
+    while page := directory.metadata.directory_page(after, _PAGE):
+        with _opened(settings, cell, directory) as system:
             found = [row.bucket for row in page if cell in row.cells and not (row.is_deleted and _is_gone(system, row))]
         yield from found
         after = page[-1].bucket

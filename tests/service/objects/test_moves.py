@@ -24,7 +24,7 @@ from nos_ec.adapters.sql.tables.schema import DIRECTORY, MOVES, OBJECTS
 from nos_ec.adapters.system_clock import SystemClock
 from nos_ec.cli.app import run
 from nos_ec.cli.commands import cell_moves
-from nos_ec.cli.commands.cell_moves import _move
+from nos_ec.cli.commands.cell_moves import _move, open_directory
 from nos_ec.cli.commands.cells import fill_directory
 from nos_ec.composition import worker_side
 from nos_ec.composition.cells import open_cells, open_home
@@ -207,7 +207,8 @@ def parts_seen(system: System, upload: UploadRow) -> list[tuple[object, ...]]:
 
 
 def move(settings: Settings, to: str, bucket: str = "photos") -> None:
-    _move(settings, bucket, to, 0)
+    with open_directory(settings) as directory:
+        _move(settings, directory, bucket, to, 0)
 
 
 def home_of(settings: Settings, bucket: str = "photos") -> str | None:

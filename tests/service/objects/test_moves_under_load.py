@@ -15,7 +15,7 @@ import pytest
 
 from nos_ec import NotFound, ObjectStore, PreconditionFailed, open_store
 from nos_ec.cli.app import run
-from nos_ec.cli.commands.cell_moves import _move
+from nos_ec.cli.commands.cell_moves import _move, open_directory
 from nos_ec.composition.wiring import open_system
 from nos_ec.core.deadlines import PARTS_GRACE_MS
 from nos_ec.core.errors import Transient
@@ -140,7 +140,8 @@ def test_a_bucket_is_moved_under_load(tmp_path: Path) -> None:
     try:
         for number in range(MOVES):
             here, there = "ab" if number % 2 == 0 else "ba"
-            _move(settings, "photos", there, 0)
+            with open_directory(settings) as directory:
+                _move(settings, directory, "photos", there, 0)
             assert run(["--config", config, "--cell", there, "metadata", "dump"]) == 0
             with ExitStack() as stack:
                 old, home = (stack.enter_context(open_system(settings.of_cell(one))) for one in (here, there))
