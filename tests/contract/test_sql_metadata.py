@@ -88,7 +88,7 @@ class TestSqliteMetadata(MetadataContract):
 
 
 def test_puts_where_an_insert_returns_no_ids(metadata: SqlMetadata) -> None:
-    """As on MySQL, and on SQLite before 3.35."""
+    """MySQL returns none, and neither does SQLite before 3.35."""
     bench = MetadataBench(metadata)
     first = bench.put("first")
     with pytest.MonkeyPatch.context() as patch, caught(metadata) as statements:

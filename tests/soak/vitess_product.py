@@ -196,7 +196,7 @@ def test_gc_moves_objects_and_deletes_blocks(product: Product) -> None:
 
 
 def test_the_rows_come_back(product: Product) -> None:
-    """From the dump, and, for what was put since, from the blocks."""
+    """They come from the dump and, for what was put since, from the blocks."""
     product.command("metadata", "dump")
     write = client_of(product.accesses[0])
     for number in range(50):

@@ -102,7 +102,7 @@ class BucketContract:
             bench.metadata.delete_bucket("bucket", 1)
 
     def test_a_late_object_makes_a_deleted_bucket_exist_again(self, bench: MetadataBench) -> None:
-        """As of a PUT that was under way when the bucket was deleted."""
+        """Its PUT was under way when the bucket was deleted."""
         metadata = bench.metadata
         metadata.create_bucket("bucket", "ann", PUBLIC, 5)
         metadata.delete_bucket("bucket", 6)

@@ -131,7 +131,7 @@ class JournalContract:
         ]
 
     def test_a_rename_adds_the_removal_of_its_source(self, bench: MetadataBench) -> None:
-        """Or the marker that it gets in a bucket with versions."""
+        """In a bucket with versions, it adds the marker that the source gets."""
         metadata = bench.metadata
         metadata.keep_journal(ROWS_MAX)
         for name, versioning, kind in (("plain", None, EntryKind.REMOVED), ("v", Versioning.ENABLED, EntryKind.MARKER)):
@@ -161,7 +161,7 @@ class JournalContract:
         assert metadata.journal_after(0, 9) == []
 
     def test_numbers_rise_once(self, bench: MetadataBench) -> None:
-        """Also if two processes have shipped the same rows."""
+        """They do so, too, if two processes have shipped the same rows."""
         bench.metadata.keep_journal(ROWS_MAX)
         metadata = bench.metadata
         first = metadata.journal_number()

@@ -294,7 +294,7 @@ class MovesContract:
             metadata.delete(KEY, bench.now_ms)
 
     def test_names_that_change_while_a_bucket_leaves_are_written_down(self, bench: MetadataBench) -> None:
-        """By each method that changes what users see of objects, in the transaction that changes it."""
+        """Each method that changes what users see of objects does so, in the transaction that changes it."""
         metadata, now_ms = bench.metadata, bench.now_ms
         row = bench.put("attributes")
         for name in ("one", "many 1", "many 2", "unchanged", "version", "from", "from large"):
@@ -405,7 +405,7 @@ class MovesContract:
         assert metadata.last_change("bucket") == 0
 
     def test_only_the_mover_forgets_changes(self, bench: MetadataBench) -> None:
-        """And only those that it has read."""
+        """It forgets only those that it has read."""
         metadata = bench.metadata
         metadata.obey_moves(lambda _: None)
         first, second = place(MoveState.LEAVING), place(MoveState.LEAVING, mover=8)

@@ -265,7 +265,7 @@ class RecordContract(SegmentSuite):
     @pytest.mark.parametrize("reaped", [False, True])
     @pytest.mark.invariant(5)
     def test_recording_a_record_again_does_not_bring_it_back(self, log: SegmentBench, reaped: bool) -> None:
-        """Also after the reaper came by, while the segment is OPEN."""
+        """The reaper may have come by, while the segment is OPEN."""
         new = log.new(log.segment(), "n")
         (first,) = log.bench.record([new])
         (newer,) = log.put(log.segment(), "n")
@@ -461,7 +461,8 @@ class StragglerContract(SegmentSuite):
         assert log.metadata.make_due([], now_ms) == 0
 
     def test_copies_move(self, log: SegmentBench) -> None:
-        """Of a row, of a queue entry, of a row that has changed, of one that is gone, and one that was moved before."""
+        """The copies are those of a row, of a queue entry, of a row that has changed, of one that is gone, and one that
+        was moved before."""
         segment = log.segment()
         rows = log.put(segment, "landed", "packed", "overwritten", "deleted", "doomed")
         block_id = log.bench.pack([rows[1]])

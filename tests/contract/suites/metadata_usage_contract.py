@@ -117,7 +117,7 @@ class UsageContract:
         assert held(bench.metadata) == Sums(1, 1)
 
     def test_puts_that_are_recorded_again_count_once(self, bench: MetadataBench) -> None:
-        """As after a COMMIT whose answer was lost."""
+        """A PUT is recorded again when the answer to its COMMIT was lost."""
         meter(bench)
         new = [bench.new("a", 5), bench.new("b", 6)]
         bench.record(new)

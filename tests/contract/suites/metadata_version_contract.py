@@ -334,7 +334,7 @@ class VersionContract:
     @pytest.mark.parametrize("removed", ["version", "marker", "null version"])
     @pytest.mark.parametrize("then", ["put", "put of a null version", "mark", "delete", "put large"])
     def test_a_number_is_given_once(self, bench: MetadataBench, removed: str, then: str) -> None:
-        """Even if the clock that made the number of the first version is ahead."""
+        """This holds even if the clock that made the number of the first version is ahead."""
         bench.now_ms += 10_000
         put(bench, ENABLED)
         bench.now_ms -= 10_000
@@ -393,7 +393,7 @@ class VersionContract:
         bench.check_counters()
 
     def test_a_version_is_newer_than_all_that_are_there(self, bench: MetadataBench) -> None:
-        """Even if the current one, which was undeleted, is older than those."""
+        """This holds even if the current one, which was undeleted, is older than those."""
         first = put(bench, ENABLED)
         metadata, until_ms = bench.metadata, bench.now_ms + 10**6
         metadata.delete_versions([DeleteVersion(KEY, first.version)], bench.now_ms, until_ms)

@@ -101,7 +101,7 @@ class SegmentMediumContract:
             assert other.read(segment, [(offset, len(written))], copy) == [written]
 
     def test_records_tell_what_they_are(self, medium: SegmentMedium, other: SegmentMedium) -> None:
-        """So that rows can be rebuilt, whether the segment is sealed or not."""
+        """Rows can be rebuilt from them, whether the segment is sealed or not."""
         segment, limits = new_segment(), medium.limits
         writer = medium.create(segment, epoch=1, first_lsn=0)
         offset, expected = limits.start, {}

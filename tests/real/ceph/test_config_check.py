@@ -108,7 +108,7 @@ def test_all_is_well(store: Store) -> None:
 
 
 def test_mariadb(store: Store, mariadb_url: str) -> None:
-    """Not initialised: the server and what it allows are tried, and no table is expected."""
+    """The store is not initialised: the server and what it allows are tried, and no table is expected."""
     name = f"check{uuid.uuid4().hex[:8]}"
     sql(mariadb_url, f"CREATE DATABASE {name}")
     new = {"CEPH__NAMESPACE": f"{name}", "KAFKA__TOPIC": name}

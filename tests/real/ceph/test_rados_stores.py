@@ -78,7 +78,7 @@ class TestRadosLandingStore(LandingStoreContract):
 
 
 def test_a_label_is_an_xattr_of_the_copy(ceph: CephCluster, namespace: str) -> None:
-    """Of the size that the most attributes make, and absent without a label."""
+    """It has the size that the most attributes make, and is absent without a label."""
     landing_id, without = LandingId(b"\1" * 16), LandingId(b"\2" * 16)
     label = encode_label(landing_id, CopyLabel("bucket", "n" * 1024, 1, 1, 1, bytes(ATTRIBUTES_SIZE_MAX)))
     with RadosCluster(ceph.options("front")) as cluster:

@@ -97,7 +97,7 @@ def test_an_account_that_cannot_be_used_is_a_wrong_configuration(url: URL, lacki
 
 
 def test_a_binary_log_of_statements_is_a_wrong_configuration(url: URL) -> None:
-    """Only where there is a binary log."""
+    """This holds only where there is a binary log."""
     there = url.render_as_string(hide_password=False)
     migrate(there)
     with administrator(url) as server:

@@ -299,7 +299,7 @@ def test_the_data_of_another_store(store: Store) -> None:
 
 
 def test_a_new_database_takes_no_store(store: Store) -> None:
-    """Not even one that holds no object: its processes would be shut out, or work on the same pools."""
+    """It does not even take one that holds no object: its processes would be shut out, or work on the same pools."""
     theirs = {"CEPH__NAMESPACE": f"{store.name}_other"}
     bare = theirs | {"STORE__METADATA_URL": store.database(f"{store.name}_bare")}
     assert_reported(store, Case("init", bare, ("new and empty", "ceph.namespace", "store.metadata_url")))

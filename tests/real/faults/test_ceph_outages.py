@@ -128,7 +128,7 @@ def test_a_monitor_that_hangs_stops_neither_puts_nor_packing(tmp_path: Path, cep
 
 @pytest.mark.parametrize("service", ["consumer", "producer"])
 def test_a_process_on_the_blocklist_is_not_ready_and_ends(tmp_path: Path, ceph: CephCluster, service: str) -> None:
-    """Even while it is idle. A new process works."""
+    """It ends even while it is idle. A new process works."""
     store = CephStore(tmp_path, ceph, uuid.uuid4().hex)
     store.initialise()
     with store.daemon(service) as daemon:

@@ -120,7 +120,7 @@ def test_the_keys_may_read_the_cluster_map(ceph: CephCluster, role: str) -> None
 
 
 def test_a_dead_osd_shows_in_the_states_of_the_groups(ceph: CephCluster) -> None:
-    """With the keys of all processes that export them."""
+    """The keys of all processes that export these states can read them."""
     if not ceph.owned():
         pytest.skip("the cluster is not this test run's to break")
     await_clean(ceph.admin)

@@ -412,7 +412,7 @@ def test_the_largest_message_that_the_topic_accepts_is_set_aside_whole(log: Kafk
 def test_the_beginning_of_a_message_too_large_for_the_dead_letters_is_kept(
     kafka: DevServer, limit: int, kept: int
 ) -> None:
-    """As in a topic that was made with Kafka's own default, or a smaller one."""
+    """Their topic may have been made with Kafka's own default, or a smaller one."""
     log = KafkaHarness(kafka.url, {"max.message.bytes": str(limit)})
     consumer, value = log.consumer("g"), random.Random(3).randbytes(1_048_500)
     assert broker_takes(log.topic, value)

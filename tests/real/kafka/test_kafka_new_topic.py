@@ -81,7 +81,7 @@ def collect(consumer: MessageConsumer, wanted: set[bytes], *, commit: bool) -> s
 
 @pytest.mark.parametrize("new", [OLD // 2, 2 * OLD], ids=["fewer", "more"])
 def test_a_running_member_reads_and_commits_the_new_topic_from_its_beginning(log: KafkaHarness, new: int) -> None:
-    """Whether the new topic ends before or after the offsets of the old one."""
+    """The new topic may end before or after the offsets of the old one."""
     consumer = log.consumer("g")
     work_off(log, consumer)
     values = recreate(log, new)

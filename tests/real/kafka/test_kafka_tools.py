@@ -164,7 +164,7 @@ def test_the_tools_log_in_as_the_document_says(broker: Broker, tmp_path: Path) -
 
 
 def test_a_changed_password_is_needed_by_the_next_connection(broker: Broker) -> None:
-    """As docs/RUNBOOKS.md rotates it: a connection that is open stays, so no message waits."""
+    """docs/RUNBOOKS.md rotates it like this: a connection that is open stays, so no message waits."""
     broker.set_password("rotated", "first")
     broker.command(
         "kafka-acls --bootstrap-server HOST:9092 --add --allow-principal User:rotated --producer --topic NAME"

@@ -125,7 +125,7 @@ ROWS = "SELECT count(*), md5(string_agg(key || note, ',' ORDER BY key)) FROM kep
 
 
 def test_pgbackrest_expires_in_a_locked_bucket_and_loses_nothing(postgres: Postgres, tmp_path: Path) -> None:
-    """Also a backup that has expired can be restored, with the log that it needs."""
+    """A backup that has expired can be restored, too, with the log that it needs."""
     locked = Locked(postgres.gateways.write, postgres.bucket)
 
     def back_up(kind: str) -> str:

@@ -125,7 +125,7 @@ def assert_sound(system: System, names: list[str]) -> None:
 
 @pytest.mark.invariant(8)
 def test_another_node_is_refused_with_the_reason(store: Store) -> None:
-    """By config check, by a daemon, and by the library, for reads and for writes."""
+    """Config check, a daemon and the library refuse it, for reads and for writes."""
     node, told = store.others[0], f"{store.writing.address} writes to this store and is in the cluster"
     checked = store.run(node, "config", "check", "--connect", "--json")
     assert checked.returncode == CONFIGURATION
@@ -171,7 +171,7 @@ def test_the_node_that_writes_serves_the_whole_store(store: Store, systems: dict
 
 @pytest.mark.invariant(1)
 def test_another_node_takes_over_when_the_one_that_wrote_has_stopped(store: Store, systems: dict[str, System]) -> None:
-    """As docs/OPERATIONS.md says, while a client writes. The old node is refused when it is back."""
+    """It does so as docs/OPERATIONS.md says, while a client writes. The old node is refused when it is back."""
     front, done = systems["front"], Event()
     written: list[str] = []
 

@@ -84,8 +84,8 @@ def test_killed_connections_are_replaced(url: str, served: SqlMetadata) -> None:
 def test_a_known_server_that_hangs_at_its_greeting_is_served_again(
     url: str, monkeypatch: pytest.MonkeyPatch, metadata: SqlMetadata
 ) -> None:
-    """Also on the first connection that only reads: opening the store has shown that the server speaks the protocol.
-    Until it is tried again, work is refused at once."""
+    """This holds, too, on the first connection that only reads: opening the store has shown that the server speaks the
+    protocol. Until it is tried again, work is refused at once."""
     MetadataBench(metadata).put("n")
     server = make_url(url)
     with SwitchedProxy(server.port or 0).running() as proxy, socket.create_server(("127.0.0.1", 0)) as hung:

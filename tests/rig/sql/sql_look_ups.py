@@ -131,7 +131,7 @@ class SqlLookUps:
 
     @pytest.mark.parametrize("mode", ["", "ANSI_QUOTES", "NO_BACKSLASH_ESCAPES"])
     def test_every_character_of_a_parameter_arrives(self, metadata: SqlMetadata, mode: str) -> None:
-        """However the server reads quotes: also those that end a text, a statement or its escaping elsewhere."""
+        """Some end a text, a statement or its escaping elsewhere. They arrive however the server reads quotes."""
         characters = "".join(map(chr, [*range(0x300), 0x2019, 0xFF07, 0xFF3C, 0x1F512]))
         hostile = ["\\", "\\'", "'\\", "''", "\\\\'", "%s", "'; SELECT 1; -- ", "\x1a\r\n\0"]
         texts = [characters, *characters[:0x80], *hostile]

@@ -241,7 +241,7 @@ class SqlPlans:
                 assert [line for line in scans(connection, *one) if "LIMIT" not in one[0]] == []
 
     def test_old_uploads_are_read_by_their_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        """However many buckets were moved."""
+        """The number of buckets that were moved does not matter."""
         for number in range(OBJECTS):
             key = ObjectKey(f"bucket {number % 100}", "k")
             upload_id = UploadId(number.to_bytes(16, "big"))
@@ -295,7 +295,7 @@ class SqlPlans:
                 assert _rows_read(connection) - before <= 10 * (found + 1), one
 
     def test_the_outbox_is_read_by_its_index(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        """Also that of other buckets: a bucket without notifications adds no statement but the one of its look-up."""
+        """The outbox of other buckets is, too. A bucket without notifications adds no statement but its look-up."""
         watch(bench, events_max=10**6)
         bench.put_all([f"n{i:05}" for i in range(OBJECTS)], 100)
         _analyze(self.server(metadata))
@@ -392,7 +392,7 @@ class SqlPlans:
                 assert _rows_read(connection) - before <= 2, "the plan may say that all of the index is read"
 
     def test_trimming_reads_a_few_entries_of_each_segment(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        """However many objects wait, and however many copies are queued."""
+        """It does not matter how many objects wait, and how many copies are queued."""
         populate(bench)
         log = SegmentBench(bench)
         segments = [log.segment() for _ in range(10)]
@@ -460,7 +460,7 @@ class SqlPlans:
             assert rows_max >= 0
 
     def test_the_trash_costs_no_look_up_and_no_listing(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        """Nor does a page of it cost more when there is more in it."""
+        """A page of it does not cost more either when there is more in it."""
         populate(bench)
         keys = [ObjectKey("bucket", name) for name in metadata.list_names("bucket", "", "", OBJECTS)]
         metadata.delete_many(keys[:-50], bench.now_ms, bench.now_ms + 5)
@@ -491,7 +491,7 @@ class SqlPlans:
     def test_noncurrent_versions_cost_no_look_up_and_no_listing(
         self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
-        """Nor does a page of versions cost more when a key has more of them."""
+        """A page of versions does not cost more either when a key has more of them."""
         populate(bench)
         last, none = bench.put("n0050").key, ObjectKey("bucket", "none")
         _add_noncurrent(metadata, last, NONCURRENT)

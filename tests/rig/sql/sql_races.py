@@ -100,8 +100,8 @@ class SqlRaces:
     def test_objects_are_locked_in_order_of_their_ids(
         self, metadata: SqlMetadata, bench: MetadataBench, way: str
     ) -> None:
-        """As in commits, whatever their keys. Otherwise an operation on many objects and a commit would deadlock again
-        and again."""
+        """Commits lock them in this order, too, whatever their keys are. Otherwise an operation on many objects and a
+        commit would deadlock again and again."""
         first, second = bench.put("z"), bench.put("a")
         new = [bench.new("a"), bench.new("z")]
         ways: dict[str, Callable[[], Any]] = {
@@ -161,7 +161,7 @@ class SqlRaces:
 
     @pytest.mark.invariant(2)
     def test_sealing_waits_for_puts_that_are_being_recorded(self, metadata: SqlMetadata, bench: MetadataBench) -> None:
-        """And these do not wait for each other."""
+        """These do not wait for each other."""
         log = SegmentBench(bench)
         segment = log.segment()
         with ThreadPoolExecutor(2) as pool, metadata._engine.connect() as connection:

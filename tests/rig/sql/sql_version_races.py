@@ -74,7 +74,7 @@ class SqlVersionRaces:
     def test_a_marker_is_newer_than_the_null_one_whose_place_it_takes(
         self, metadata: SqlMetadata, bench: MetadataBench
     ) -> None:
-        """Whatever the clocks say."""
+        """The clocks do not matter."""
         mark(bench, SUSPENDED)
         later = [AddMarker(KEY, SUSPENDED)]
         marker = _while_open(metadata, later, partial(mark, bench, SUSPENDED), bench.now_ms + 1000)
@@ -83,7 +83,7 @@ class SqlVersionRaces:
 
     @pytest.mark.parametrize("what", ["small", "large", "marker"])
     def test_a_key_has_one_null_version(self, metadata: SqlMetadata, bench: MetadataBench, what: str) -> None:
-        """Although another one is added after the old ones were removed, by a host whose clock is behind."""
+        """Another one is added after the old ones were removed, by a host whose clock is behind."""
         lease = bench.lease()
         large = bench.large("k", lease)
         large = asking(large, versioning=SUSPENDED, attributes=as_null_version(b""))
@@ -103,7 +103,7 @@ class SqlVersionRaces:
     def test_two_large_versions_have_different_numbers(
         self, metadata: SqlMetadata, bench: MetadataBench, first: Versioning
     ) -> None:
-        """Although they began with the same one, and the second one begins to look before the first one is there."""
+        """They began with the same one, and the second one begins to look before the first one is there."""
         number = metadata.next_version(KEY, bench.now_ms)
         bench.now_ms += 1
         marker = mark(bench)

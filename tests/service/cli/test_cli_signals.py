@@ -105,7 +105,7 @@ def test_a_signal_during_a_large_put(bench: Bench, system: System, number: signa
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    """Although cleaning up takes long."""
+    """It does so although cleaning up takes long."""
     program = """
 import time
 from nos_ec.cli.terminal.ending import end_with

@@ -144,7 +144,8 @@ def test_packing_on_a_full_disk(full_bench: Bench, disk: SmallDisk) -> None:
 
 
 def test_without_any_space_objects_are_still_read_and_writes_report_it(full_bench: Bench, disk: SmallDisk) -> None:
-    """Even when no process has the store open: SQLite then has to work without the file that its connections share."""
+    """This holds even when no process has the store open: SQLite then has to work without the file that its connections
+    share."""
     bench = full_bench
     with bench.open() as system:
         bench.put_some(system, 60)

@@ -101,7 +101,7 @@ def test_each_worker_collects_its_own_blocks(bench: Bench) -> None:
 
 
 def test_one_process_runs_all_workers_one_after_the_other(bench: Bench) -> None:
-    """So no block waits for a process that nobody has started."""
+    """No block waits for a process that nobody has started."""
     workers(bench, 3)
     with bench.open() as system:
         dig_holes(bench, system)

@@ -879,7 +879,7 @@ def test_a_bucket_is_listed_at_any_time_of_its_move(settings: Settings, point: s
 def test_a_bucket_that_moves_while_the_cells_are_read_is_listed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if it comes to a cell that was read before, and belongs into the middle of a page."""
+    """It is also listed if it comes to a cell that was read before, and belongs into the middle of a page."""
     fill(settings)
     with open_store(settings) as store:
         for name in ("before", "photos.2", "photos.3"):
@@ -1153,7 +1153,8 @@ def assert_has_all(system: System, before: list[tuple[object, ...]], in_trash: l
 
 @pytest.mark.invariant(11)
 def test_a_moved_bucket_is_as_it_was_when_its_new_database_was_rebuilt(settings: Settings, tmp_path: Path) -> None:
-    """From the dump after the move, when the old copies are purged: with locks, holds and the trash."""
+    """The database is rebuilt from the dump after the move, when the old copies are purged: with locks, holds and the
+    trash."""
     before, in_trash = fill_for_rebuild(settings)
     move(settings, "b")
     dump(settings, "b")
@@ -1509,8 +1510,8 @@ def test_the_directory_is_rebuilt_from_the_cells(settings: Settings, is_restored
 def test_the_directory_is_restored_while_no_cell_serves_a_bucket(
     settings: Settings, tmp_path: Path, capsys: Any, point: str, is_known: bool
 ) -> None:
-    """From a backup before the bucket was created, or two moves before. What the daemons log and the commands print
-    leads to a bucket that is served."""
+    """The backup is from before the bucket was created, or two moves before. What the daemons log and the commands
+    print leads to a bucket that is served."""
     fill(settings)
     config = ["--config", str(tmp_path / "cells.toml")]
     for old, new in (("a", "c"), ("c", "a")):

@@ -393,7 +393,7 @@ def test_two_writers_of_one_name(bench: Bench, system: System) -> None:
 
 
 def test_a_lease_outlives_any_failure_to_renew_it_once(bench: Bench, system: System) -> None:
-    """Also an error that looks permanent, such as a file that cannot be opened for a moment. The same holds for its
+    """The error may look permanent, such as that of a file that cannot be opened for a moment. The same holds for its
     release."""
     failures: list[str] = []
 

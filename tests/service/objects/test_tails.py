@@ -119,7 +119,7 @@ def raw_bytes(bench: Bench) -> int:
 
 
 def test_a_deleted_object_takes_its_tail_along(bench: Bench, system: System) -> None:
-    """Whether it is landed or packed; and one that is overwritten, too."""
+    """The tail may be landed or packed; an object that is overwritten takes its tail along, too."""
     bench.put_some(system, 30)
     keys = [bench.put(system, name, bench.data(WHOLE)) for name in ("landed", "packed", "overwritten")]
     gone = [tail_of(system, key).key for key in keys]

@@ -267,7 +267,7 @@ def test_a_group_that_takes_too_long_is_given_up(writer: Writer) -> None:
 @pytest.mark.parametrize("window", range(1, WINDOWS))
 @pytest.mark.parametrize("behind", [0, 3], ids=["new", "used"])
 def test_a_later_append_that_fails(writer: Writer, behind: int, window: int, when: str) -> None:
-    """Whether it took effect or not: the block is given up, and no other one is tried with as many bytes."""
+    """It may have taken effect or not: the block is given up, and no other one is tried with as many bytes."""
     if behind:
         assert writer.writer.write(planned(writer, behind, "first")).packed
     writer.blocks.calls.clear()

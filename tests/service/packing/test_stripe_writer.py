@@ -145,7 +145,7 @@ def test_a_commit_that_keeps_failing_abandons_the_block(writer: Writer) -> None:
 @pytest.mark.parametrize("error", [Conflict("sealed"), NoSpace("full")])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_append_that_would_fail_anywhere_abandons_the_block(writer: Writer, error: Exception, when: str) -> None:
-    """Whether it took effect or not: the bytes are never relied on, and the group is planned again."""
+    """It may have taken effect or not: the bytes are never relied on, and the group is planned again."""
     assert len(writer.writer.write(writer.plan(10, "first")).packed) == 10
     getattr(writer.blocks, when)["append"] = [error]
     plan = writer.plan(20, "second")
@@ -161,7 +161,8 @@ def test_an_append_that_would_fail_anywhere_abandons_the_block(writer: Writer, e
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("failures", range(1, APPEND_TRIES))
 def test_a_group_that_failed_is_written_again_to_another_block(writer: Writer, when: str, failures: int) -> None:
-    """Whether it took effect or not: one commit, and the content of the failed blocks is dead."""
+    """The failed write may have taken effect or not: there is one commit, and the content of the failed blocks is
+    dead."""
     getattr(writer.blocks, when)["create"] = [Transient("time-out")] * failures
     plan = writer.plan(20)
     result = writer.writer.write(plan)

@@ -178,7 +178,7 @@ def test_filters_and_topics(bench: Bench, system: System, ann: Any) -> None:
 
 
 def test_filters_are_url_encoded(bench: Bench, system: System, ann: Any) -> None:
-    """As S3 documents it: + is a space, and a plus sign is encoded."""
+    """S3 documents it like this: + is a space, and a plus sign is encoded."""
     configure(
         ann,
         configuration(prefix="a+b/", entry_id="1"),

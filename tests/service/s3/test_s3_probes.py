@@ -71,7 +71,7 @@ def test_they_answer_as_the_monitoring_port_does_without_reasons(
 
 
 def test_everybody_waits_for_one_round_of_checks(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    """However many ask, and while it hangs, `/-/livez` answers. Some give up meanwhile."""
+    """`/-/livez` answers however many ask, and while the round hangs. Some give up meanwhile."""
     health, begun, goes_on, rounds = health_of(system), threading.Event(), threading.Event(), []
 
     def hang() -> None:

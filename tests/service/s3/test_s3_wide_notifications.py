@@ -368,7 +368,7 @@ def test_kill_a_change_of_the_configuration(bench: Bench, point: str, body: str,
     ],
 )
 def test_a_bucket_that_is_created_again_has_no_old_configuration(bench: Bench, deletion: str, creation: str) -> None:
-    """However its deletion and an earlier creation were killed."""
+    """It does not matter where its deletion and an earlier creation were killed."""
     settings = begin(bench)
     killed(bench, deletion, "-c", DELETE, str(bench.config))
     if creation:

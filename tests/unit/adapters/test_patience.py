@@ -338,7 +338,7 @@ class Silent:
 
 
 def test_a_request_is_refused_within_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it uses an older connection or a new one, and even if it needs another connection after that."""
+    """This holds for an older connection and a new one, and even if the request needs another connection after that."""
     clock = Clock()
     begun_s = clock.now_s
 

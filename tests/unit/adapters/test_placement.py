@@ -206,7 +206,7 @@ def test_a_clean_place_has_all_of_its_osds(known: ClusterMap, group: int) -> Non
     [("abc", "", 0x251E4793), ("abc", "ns", 0x7DAB6494)],
 )
 def test_hashes_match_those_of_a_cluster(name: str, namespace: str, expected: int) -> None:
-    """As `ceph osd map` printed them; tests/real/faults/test_placement.py asks a cluster for many more."""
+    """`ceph osd map` printed them; tests/real/faults/test_placement.py asks a cluster for many more."""
     assert object_hash(name, namespace) == expected
 
 

@@ -49,7 +49,7 @@ def test_a_dump_is_read_as_it_was_written() -> None:
 
 
 def test_a_dump_built_from_the_tables_is_read() -> None:
-    """As docs/FORMAT.md has them. This never changes: another layout is another version."""
+    """docs/FORMAT.md has these tables. This never changes: another layout is another version."""
     payloads = [
         {"type": "head", "nos_ec_dump": 1, "store_id": "ab", "begun_ms": 5, "geometry": {"k": 8}},
         {"type": "page", "table": "objects", "columns": {"object_id": [1, 2], "md5": [b"\x01" * 16, b"\x02" * 16]}},

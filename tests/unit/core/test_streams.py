@@ -287,7 +287,7 @@ def test_a_window_can_be_changed(policy: str, window: tuple[int, int | None]) ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_waits_is_packed_in_short_groups_after_a_long_one_failed(policy: str) -> None:
-    """Wherever it waits; what arrives later is packed in long groups again."""
+    """It does not matter where it waits; what arrives later is packed in long groups again."""
     short = GEOMETRY.stripes_per_group_max
     merge = new_list(streams=2, gathered_max=60, window=30, policy=policy)
     for number in range(200):

@@ -58,7 +58,7 @@ def in_turn(items: list[pytest.Item], turn: int) -> list[str]:
 
 
 def test_each_case_runs_in_one_of_the_turns(collect: Collect) -> None:
-    """So a failure that only one case finds is found within TURNS days."""
+    """A failure that only one case finds is therefore found within TURNS days."""
     items = collect("".join(f"def test_{number}(): pass\n" for number in range(10)))
     turns = [in_turn(items, turn) for turn in range(TURNS)]
     assert sorted(name for names in turns for name in names) == [f"test_{number}" for number in range(10)]

@@ -123,7 +123,7 @@ def test_a_long_body_is_no_long_head(connection: tuple[BoundedProtocol, Transpor
 
 
 def test_a_client_that_does_not_send_its_headers_is_left(connection: tuple[BoundedProtocol, Transport, Loop]) -> None:
-    """However many bytes it sends, and however often: the time counts from the beginning."""
+    """It does not matter how many bytes it sends, and how often: the time counts from the beginning."""
     protocol, transport, loop = connection
     for part in (b"GET / HT", b"TP/1.1\r\n", b"X-A: a"):
         protocol.data_received(part)
@@ -139,7 +139,7 @@ def test_a_client_that_does_not_send_its_headers_is_left(connection: tuple[Bound
 def test_a_client_that_sends_no_further_request_is_left(
     connection: tuple[BoundedProtocol, Transport, Loop], length: int, more: bytes
 ) -> None:
-    """However often it sends something else."""
+    """It does not matter how often it sends something else."""
     protocol, transport, loop = connection
     protocol.data_received(HEAD + b"Content-Length: %d\r\n\r\n" % length)
     answer(protocol)
