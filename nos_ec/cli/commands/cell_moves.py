@@ -437,7 +437,11 @@ def open_directory(settings: Settings) -> System:
 
 
 def whole_store(settings: Settings) -> Settings:
-    """Return the settings of all cells. Raises InvalidInput for those of one."""
+    """Return the settings of all cells. Raises InvalidInput for those of one cell, or of a store without cells."""
+    if settings.cell is not None:
+        raise InvalidInput(
+            "this is about all cells of a store; leave out --cell, and NOS_EC_CELL in its environment (docs/CELLS.md)"
+        )
     if not settings.cells:
-        raise InvalidInput("this is about all cells of a store: leave out --cell, and see docs/CELLS.md")
+        raise InvalidInput("the settings have no [cells.NAME], so this store has no cells (docs/CELLS.md#add-a-cell)")
     return settings

@@ -130,7 +130,7 @@ class Context:
             if self.cell is not None and len(systems) > 1:
                 cells = " and ".join(map(str, systems))
                 raise InvalidInput(
-                    f"{bucket} is a wide bucket: each object belongs into one of the cells {cells}, by its name; leave"
+                    f"{bucket} is a wide bucket: each object belongs in one of the cells {cells}, by its name; leave"
                     " out --cell"
                 )
             for cell in systems:
@@ -147,7 +147,7 @@ class Context:
     def require_home(self, what: str, home: str | None) -> None:
         """Raise InvalidInput if a cell was given that is not the home of this bucket or object."""
         if self.cell not in (None, home):
-            raise InvalidInput(f"{what} belongs into cell {home}, not into {self.cell}; leave out --cell")
+            raise InvalidInput(f"{what} belongs in cell {home}, not in {self.cell}; leave out --cell")
 
 
 def _quoted(word: str) -> str:

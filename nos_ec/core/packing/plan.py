@@ -49,7 +49,7 @@ class GroupPlan(NamedTuple, Generic[P]):
     """A planned stripe group. Its objects are in order of offset and never overlap the header, names or each other.
 
     `names_room` bytes are reserved for the compressed names, right after the header; they always fit. `data_length` is
-    the total length of the objects in bytes. Groups of different streams belong into different blocks. `split_objects`
+    the total length of the objects in bytes. Groups of different streams belong in different blocks. `split_objects`
     counts the objects that touch one chunk more than the fewest possible; none touches two more.
     """
 

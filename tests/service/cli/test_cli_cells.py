@@ -178,6 +178,14 @@ def test_the_gateway_serves_no_cell_alone(cells: Cells, monkeypatch: pytest.Monk
     cells.text("s3", "serve", exits=2)
 
 
+def test_commands_on_the_cells_of_a_store_say_why_they_are_refused(cells: Cells) -> None:
+    assert cells.text("--cell", "a", "cells", "list", exits=2) == []
+    assert "this is about all cells of a store; leave out --cell, and NOS_EC_CELL in its environment" in cells.error
+    cells.config.write_text(CONFIG)
+    assert cells.text("cells", "list", exits=2) == []
+    assert "the settings have no [cells.NAME], so this store has no cells (docs/CELLS.md#add-a-cell)" in cells.error
+
+
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [

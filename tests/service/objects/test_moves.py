@@ -879,7 +879,7 @@ def test_a_bucket_is_listed_at_any_time_of_its_move(settings: Settings, point: s
 def test_a_bucket_that_moves_while_the_cells_are_read_is_listed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is also listed if it comes to a cell that was read before, and belongs into the middle of a page."""
+    """It is also listed if it comes to a cell that was read before, and belongs in the middle of a page."""
     fill(settings)
     with open_store(settings) as store:
         for name in ("before", "photos.2", "photos.3"):

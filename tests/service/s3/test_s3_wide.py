@@ -507,9 +507,9 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(20):
         (files / str(number)).write_bytes(bytes(100_000 if number % 5 else number))
     refused = " ".join(call("--cell", "b", "put", "-r", "wide", str(files), code=2).split())
-    assert "each object belongs into one of the cells b and c, by its name; leave out --cell" in refused
+    assert "each object belongs in one of the cells b and c, by its name; leave out --cell" in refused
     other = call("--cell", "a", "put", f"wide/{KEYS[0]}", str(source), code=2)
-    assert f"wide/{KEYS[0]} belongs into cell" in other
+    assert f"wide/{KEYS[0]} belongs in cell" in other
     assert json.loads(call("put", "-r", "wide/d", str(files), "--json"))["objects"] == 20
     listed = [call("--cell", name, "ls", "wide/d/").split() for name in "bc"]
     assert sorted(name for names in listed for name in names) == sorted(f"wide/d/{number}" for number in range(20))
