@@ -264,6 +264,24 @@ def test_a_failed_rollback_closes_its_connection(url: str, monkeypatch: pytest.M
     rolling_back.close()
 
 
+def test_an_interrupted_write_keeps_no_lock(metadata: SqlMetadata) -> None:
+    """Also while the exception is handled, whose traceback has a cursor with rows that were not read."""
+
+    def interrupted(connection: Connection) -> None:
+        cursor = connection.connection.cursor()
+        cursor.execute("SELECT * FROM counters")
+        assert cursor.fetchone() is not None
+        connection.invalidate()  # as an interrupt of a statement does
+        raise KeyboardInterrupt
+
+    bench = MetadataBench(metadata)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        metadata._transactions.write(interrupted)
+    row = bench.put("n")
+    assert caught.traceback[-1].name == "interrupted"
+    assert bench.get("n") == row
+
+
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), sqlite3.OperationalError("a bug")], ids=["interrupt", "bug"])
 def test_an_interrupt_in_the_pool_is_raised_and_not_logged(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: BaseException

@@ -207,6 +207,7 @@ def _sqlite_engine(url: URL, *, create: bool, busy_ms: int) -> Engine:
     event.listen(engine, "do_connect", _sqlite_connect(path, busy_ms))
     event.listen(engine, "connect", partial(_note_file, path))
     event.listen(engine, "checkin", _sqlite_end_exclusive_use)
+    event.listen(engine, "invalidate", _sqlite_let_go)
     event.listen(engine, "begin", partial(_sqlite_begin, path))
     return engine
 
@@ -327,6 +328,14 @@ def _set_up(connection: Any, busy_ms: int, *, alone: bool) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")  # reads the file, so it comes after the locking mode
+
+
+def _sqlite_let_go(connection: Any, _record: ConnectionPoolEntry, _error: BaseException | None) -> None:
+    """End the transaction of a connection before it is closed. SQLite closes it only after its last statement, and that
+    stays while an exception is handled whose traceback has the cursor. Until then, nobody else could write, such as an
+    interrupted command that gives up its leases."""
+    with suppress(sqlite3.Error):
+        connection.rollback()
 
 
 def _sqlite_end_exclusive_use(_connection: Any, record: ConnectionPoolEntry) -> None:
