@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 
 from nos_consumer.assemble import drain
 from nos_ec.cli.app import run
-from nos_ec.cli.commands.cell_moves import _move, _opened, next_command
+from nos_ec.cli.commands.cell_moves import _move, _opened, next_command, open_directory
 from nos_ec.cli.commands.cells import enter_cell
 from nos_ec.composition.cells import Cells
 from nos_ec.composition.wiring import System, initialise, open_system
@@ -53,7 +53,7 @@ from nos_ec.library.object_info import ObjectInfo, info_of
 from nos_ec.library.object_store import ObjectStore
 from nos_ec.ports.metadata import DirectoryRow, MoveState
 from nos_ec.ports.metadata.directory import decode_slices, places_of
-from nos_ec.settings import load_settings
+from nos_ec.settings import Settings, load_settings
 from nos_ec.settings.section import DAY
 from nos_gc.assemble import gc_service
 from nos_producer.assemble import producer_service
@@ -200,6 +200,11 @@ def is_refusal(answer: object) -> bool:
 def of_object(bucket: str, key: str, states: frozenset[MoveState]) -> dict[str, frozenset[MoveState]]:
     """Return what an S3 request about an object needs: its cell, and the documents of the bucket."""
     return {f"{bucket}/": READ, f"{bucket}/{key}": states}
+
+
+def move(settings: Settings, bucket: str, to: str, source: str | None) -> None:
+    with open_directory(settings) as directory:
+        _move(settings, directory, bucket, to, 0, source)
 
 
 def answer_of(call: Callable[[], object]) -> object:
@@ -551,7 +556,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.places[bucket] = tuple(to if one == of else one for one in self.places[bucket])
 
         of = source if number == WIDE else None
-        self.commands.append(SteppedCommand(partial(_move, self.cells.settings, bucket, to, 0, of), passed))
+        self.commands.append(SteppedCommand(partial(move, self.cells.settings, bucket, to, of), passed))
         self.commands[-1].go_to(stop)
         self.ended()
 
