@@ -21,6 +21,7 @@ from nos_ec.adapters.sql.driver import engine as engine_module
 from nos_ec.adapters.sql.driver import transactions
 from nos_ec.adapters.sql.driver.engine import make_engine
 from nos_ec.adapters.sql.driver.failures import Failure, RefusedCheck, translate
+from nos_ec.adapters.sql.driver.primary import ReadOnlyServer
 from nos_ec.adapters.sql.driver.transactions import ATTEMPTS_MAX, BACKOFF_MAX_S, CONFLICTS_MAX, Transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.migrate import migrate
@@ -201,6 +202,24 @@ def test_connections_to_a_server_that_does_not_work_are_closed(
     assert connections[1] is not before
     with pytest.raises(Transient, match=str(code)):
         call(deadlocks, Flaky(_mysql_error(code), 999))
+
+
+def test_no_work_begins_on_a_replica_that_is_to_become_the_primary(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts writes before the work has ended. The work has then read rows from before the replica had them all."""
+    served = Transactions(make_engine(url))
+    monkeypatch.setattr(served, "_trusts_all", False)
+    asked: list[object] = []
+
+    def require(connection: Connection) -> None:
+        asked.append(connection.connection.driver_connection)
+        if len(asked) == 1:
+            raise ReadOnlyServer
+
+    monkeypatch.setattr(transactions, "require_primary", require)
+    used = [served.read(lambda connection: connection.connection.driver_connection) for _ in range(2)]
+    assert used[0] is used[1] is not asked[0]
+    assert asked[1:] == [used[0]] * 3, "only the first work on a connection is preceded by the question"
+    served.close()
 
 
 @pytest.mark.parametrize(("code", "runs"), [(2013, 1), (1213, 2)], ids=["lost: outcome unknown", "deadlock: undone"])

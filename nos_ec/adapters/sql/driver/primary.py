@@ -2,7 +2,8 @@
 
 A demoted server may keep its connections open and answer on them as before, with data that becomes outdated. So a
 result is trusted only if the server reports that it accepts writes, because such a server has every write that was
-acknowledged before. A statement that writes needs no such check, because a read-only server refuses it.
+acknowledged before. A statement that writes needs no such check, because a read-only server refuses it. A replica that
+becomes the primary may lack rows until then, so the first work on a connection is also preceded by the check.
 
 In a Galera cluster, all nodes may accept writes. There a result is trusted, and a transaction committed, only on the
 node that the database names (nos_ec.adapters.sql.driver.galera).

@@ -235,6 +235,9 @@ class Transactions:
         require = hold_node if holds else require_primary
         for left in (_WROTE, FLAGS):
             connection.info.pop(left, None)
+        if _WAS_PRIMARY not in connection.info:
+            require_primary(connection)
+            connection.info[_WAS_PRIMARY] = True
         try:
             result = work(connection)
         except NosError:
@@ -273,6 +276,11 @@ def note(connection: Connection, fact: Any) -> None:
 
 _WROTE = "nos_ec_wrote"
 """A key of Connection.info, present when the server has accepted a statement that writes."""
+
+
+_WAS_PRIMARY = "nos_ec_was_primary"
+"""A key of Connection.info, present when the server was writable before. A replica that becomes the primary while work
+runs on it may have lacked rows when the work began, so the first work on a connection also asks before it begins."""
 
 
 def _note_writes(
