@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
 
 import pytest
-from sqlalchemy import Engine, create_engine, insert, make_url, select
+from sqlalchemy import Engine, create_engine, event, insert, make_url, select
 from sqlalchemy.pool import NullPool
 
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
-from nos_ec.core.errors import NotFound, Transient
+from nos_ec.core.errors import Moved, NotFound, Transient
 from nos_ec.core.ids import ObjectKey
+from nos_ec.ports.metadata.directory import MoveRow, MoveState
 from tests.real.conftest import start
 from tests.rig.dev_servers import DevServer
 from tests.rig.fakes.metadata_bench import MetadataBench, new_landing_id
@@ -78,9 +80,13 @@ def pair(servers: list[DevServer]) -> Iterator[Pair]:
     administer(old, "SET GLOBAL read_only = OFF")
 
 
-@pytest.fixture
-def metadata(pair: Pair) -> Iterator[SqlMetadata]:
+@pytest.fixture(params=[False, True], ids=["whole", "cell"])
+def metadata(request: pytest.FixtureRequest, pair: Pair) -> Iterator[SqlMetadata]:
+    """The metadata of a store without cells, and of a cell, whose reads take the flags of the server together with the
+    number of moves."""
     with closing(open_metadata(pair.url)) as metadata:
+        if request.param:
+            metadata.obey_moves(lambda _: None)
         yield metadata
 
 
@@ -149,6 +155,8 @@ def test_rows_that_a_read_only_server_lacks_are_not_reported_as_missing(pair: Pa
     before = bench.now_ms
     for call in (
         lambda: metadata.get(new.key),
+        lambda: metadata.list_names("bucket", "", "", 9),
+        lambda: metadata.bucket("bucket"),
         lambda: metadata.delete(new.key, before),
         lambda: metadata.delete_many([new.key], before),
         lambda: metadata.renew_lease(lease, before, 1000),
@@ -159,6 +167,47 @@ def test_rows_that_a_read_only_server_lacks_are_not_reported_as_missing(pair: Pa
     pair.promote()
     assert metadata.get(new.key) == new
     assert metadata.delete_many([new.key], before) == [new]
+
+
+def test_a_listing_during_which_the_primary_is_replaced_is_repeated(pair: Pair, metadata: SqlMetadata) -> None:
+    """The old primary has answered with the rows, and becomes read-only before it confirms them."""
+    first = MetadataBench(metadata).put("n")
+    statements = count()
+
+    def fail_over(*_: object) -> None:
+        if next(statements) == 0:
+            pair.demote()
+            pair.promote()
+            with closing(open_metadata(pair.url)) as other:
+                MetadataBench(other).put("new")
+
+    reading = metadata._transactions.reading
+    assert reading is not None
+    event.listen(reading, "after_cursor_execute", fail_over)
+    assert metadata.list_names("bucket", "", "", 9) == [first.key.name, "new"]
+
+
+def test_a_bucket_that_was_moved_after_a_failover_is_not_read(pair: Pair, metadata: SqlMetadata) -> None:
+    metadata.obey_moves(lambda _: None)
+    MetadataBench(metadata).put("n")
+    here = MoveRow("bucket", MoveState.HERE, "b", 1, 1, 1)
+    metadata.set_move(here, None)
+    assert metadata.list_names("bucket", "", "", 9) == ["n"]
+    pair.demote()
+    with closing(open_metadata(pair.new.url)) as other:
+        leaving = replace(here, state=MoveState.LEAVING)
+        for known, row in pairwise([here, leaving, replace(here, state=MoveState.GONE)]):
+            other.set_move(row, known)
+    with pytest.raises(Transient, match="read-only"):
+        metadata.list_names("bucket", "", "", 9)
+    pair.promote()
+    for read in (
+        lambda: metadata.list_names("bucket", "", "", 9),
+        lambda: metadata.get(ObjectKey("bucket", "n")),
+        lambda: metadata.delete(ObjectKey("bucket", "n"), 5),
+    ):
+        with pytest.raises(Moved):
+            read()
 
 
 def test_connections_of_all_pools_are_closed_together(pair: Pair, metadata: SqlMetadata) -> None:

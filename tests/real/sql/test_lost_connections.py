@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
@@ -22,6 +22,7 @@ from nos_ec.adapters.sql.driver import patience, transactions
 from nos_ec.adapters.sql.metadata import SqlMetadata, open_metadata
 from nos_ec.adapters.sql.tables.schema import METADATA
 from nos_ec.core.errors import ConfigError, Transient
+from nos_ec.core.ids import ObjectKey
 from tests.rig.fakes.metadata_bench import MetadataBench
 from tests.rig.sql.sql_servers import empty_metadata
 from tests.rig.switched_proxy import SwitchedProxy
@@ -69,16 +70,45 @@ def test_killed_connections_are_replaced(url: str, served: SqlMetadata) -> None:
                 engine.dispose()  # of the connections that were killed for the call before
                 for _ in range(engine_module.POOL_SIZE):
                     opened.enter_context(engine.connect())
-        with admin.connect() as connection:
-            others = text("SELECT id FROM information_schema.processlist WHERE db = 'nos_ec' AND id <> CONNECTION_ID()")
-            victims = list(connection.scalars(others))
-            assert len(victims) >= 2 * engine_module.POOL_SIZE > 2 * transactions.ATTEMPTS_MAX
-            for victim in victims:
-                with suppress(DBAPIError):  # one that was closed before may still have been listed
-                    connection.exec_driver_sql(f"KILL {victim}")
+        assert _kill_connections(admin) >= 2 * engine_module.POOL_SIZE > 2 * transactions.ATTEMPTS_MAX
         call()
     admin.dispose()
     assert bench.get("n") == row
+
+
+def _kill_connections(admin: Engine) -> int:
+    """Kill all other connections to the database, and return their number."""
+    with admin.connect() as connection:
+        others = text("SELECT id FROM information_schema.processlist WHERE db = 'nos_ec' AND id <> CONNECTION_ID()")
+        victims = list(connection.scalars(others))
+        for victim in victims:
+            with suppress(DBAPIError):  # one that was closed before may still have been listed
+                connection.exec_driver_sql(f"KILL {victim}")
+    return len(victims)
+
+
+def test_a_read_whose_connection_is_lost_before_it_is_confirmed_is_repeated(url: str, served: SqlMetadata) -> None:
+    """It then returns what was stored meanwhile, also after it has found nothing."""
+    bench = MetadataBench(served)
+    bucket = bench.put("n").key.bucket
+    admin, reading = create_engine(url), served._transactions.reading
+    assert reading is not None
+
+    def kill(*_: object) -> None:
+        if later:
+            name = later.pop()
+            killed.append(_kill_connections(admin))
+            bench.put(name)
+
+    killed: list[int] = []
+    event.listen(reading, "after_cursor_execute", kill)
+    later = ["a"]
+    assert served.list_names(bucket, "", "", 10) == ["a", "n"]
+    later = ["b"]
+    assert served.version(ObjectKey(bucket, "b"), None).key.name == "b"
+    assert len(killed) == 2
+    assert all(killed)
+    admin.dispose()
 
 
 def test_a_known_server_that_hangs_at_its_greeting_is_served_again(
