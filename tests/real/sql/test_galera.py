@@ -225,6 +225,16 @@ def test_a_node_that_is_read_only_and_released_is_replaced_while_it_runs(
         metadata.get(key("after"))
 
 
+def test_a_cell_is_read_on_the_node_that_writes_only(store: Store) -> None:
+    with closing(open_metadata(store.url(store.writing))) as metadata:
+        metadata.obey_moves(lambda _: None)
+        assert metadata.list_names("bucket", "no such name", "", 1) == []
+    with closing(open_metadata(store.url(store.others[0]))) as metadata:
+        metadata.obey_moves(lambda _: None)
+        with pytest.raises(Transient, match="writes to this store"):
+            metadata.list_names("bucket", "no such name", "", 1)
+
+
 @pytest.mark.invariant(8)
 def test_a_transaction_of_a_node_that_was_cut_off_is_not_committed_when_it_is_back(store: Store) -> None:
     """Galera itself would commit it: the transaction of a node without quorum stays open, and the row that it has
