@@ -609,5 +609,6 @@ class MovesContract:
         stale = replace(new, owner="eve", is_deleted=True)
         assert metadata.record_in_directory(stale) == both, "only the first cell says whose the bucket is"
         assert metadata.directory_row("wide") == both
-        assert metadata.record_in_directory(replace(both, is_deleted=True)) == replace(both, is_deleted=True)
-        assert metadata.claim_home("wide", "cid", "a", 8) == replace(both, owner="cid", created_ms=8)
+        deleted = replace(both, is_deleted=True)
+        assert metadata.record_in_directory(deleted) == deleted
+        assert metadata.claim_home("wide", "cid", "a", 8) == deleted
