@@ -333,13 +333,13 @@ class Cells:
 
     def correct(self, row: DirectoryRow) -> None:
         """Make the directory say whether a bucket exists, after its cells have answered a request otherwise than this
-        row of the directory says. Errors are left to the next such request."""
+        row of the directory says. If this fails, the next such request tries it again."""
         with suppress(NosError):
             self.record(row.home, row.bucket, row)
 
     def correct_after_put(self, bucket: str) -> None:
         """Make the directory say that a bucket exists into which an object was put, unless this process knows that it
-        does. Errors are left to the next PUT."""
+        does. If this fails, the next PUT tries it again."""
         if bucket in self._homes:
             return
         with suppress(NosError):

@@ -47,7 +47,7 @@ def metadata(url: str) -> Iterator[SqlMetadata]:
 
 @pytest.fixture(params=[False, True], ids=["whole", "cell"])
 def served(request: pytest.FixtureRequest, metadata: SqlMetadata) -> SqlMetadata:
-    """The metadata of a store without cells, and of a cell, whose gate uses the driver's own cursors."""
+    """Return the metadata of a store without cells, or of a cell, whose gate uses the driver's own cursor."""
     if request.param:
         metadata.obey_moves(lambda _: None)
     return metadata

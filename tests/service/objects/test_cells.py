@@ -324,7 +324,7 @@ def test_a_stream_is_put_into_its_cell(store: ObjectStore) -> None:
 
 
 def buckets_listed(settings: Settings, owner: str) -> list[str]:
-    """What ListBuckets shows an account."""
+    """Return the names that ListBuckets shows to an account."""
     with open_directory(settings) as directory:
         return [row.name for row in directory.metadata.buckets_in_directory(owner, "", 100)]
 

@@ -88,7 +88,7 @@ def document(cells: Cells, cell: str) -> bytes | None:
 
 
 def owner_in(cells: Cells, cell: str) -> str:
-    """The owner of the bucket by the row of a cell."""
+    """Return the owner of the bucket, as a cell has it."""
     row = cells.system(cell).metadata.bucket("wide")
     assert row is not None
     return row.owner
